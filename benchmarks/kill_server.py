@@ -228,7 +228,7 @@ def log_lines(port: int) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     cursor = ""
     while True:
-        path = f"/api/v1/runs/{RUN}/logs?fold=false&limit=5000&cursor={cursor}"
+        path = f"/api/v1/runs/{RUN}/logs?fold=false&limit=5000&q=-stream:finding&cursor={cursor}"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
             page = json.load(reply)
         for line in page["lines"]:

@@ -12,24 +12,34 @@ RETRY_AFTER_SECONDS = 5
 
 
 class Problem(Exception):
-    """An answer other than success, with its field and its remedy."""
+    """An answer other than success, with its field and its remedy.
+
+    `at` is from and to which character of the field it is wrong, the end excluded.
+    """
 
     def __init__(
-        self, status: int, what: str, field: str | None = None, remedy: str = "",
+        self,
+        status: int,
+        what: str,
+        field: str | None = None,
+        remedy: str = "",
         retry_after_s: float = 0.0,
-    ) -> None:  # fmt: skip
+        at: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(what)
         self.status, self.what, self.field, self.remedy = status, what, field, remedy
         self.retry_after_s = retry_after_s or (RETRY_AFTER_SECONDS if status == 503 else 0.0)
+        self.at = at
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What failed and what to do about it."""
+    """What failed and what to do about it; `at`: from and to which character of the field."""
 
     what: str
     field: str | None
     remedy: str
     request_id: str
+    at: tuple[int, int] | None = None
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -66,7 +76,7 @@ def request_id(request: Request) -> str:
 def answer(request: Request, problem: Problem) -> Response:
     """Return a problem as an answer."""
     identity = request_id(request)
-    body = ErrorAnswer(ErrorBody(problem.what, problem.field, problem.remedy, identity))
+    body = ErrorAnswer(ErrorBody(problem.what, problem.field, problem.remedy, identity, problem.at))
     headers = {"X-Request-Id": identity, "Cache-Control": "no-store"}
     if problem.retry_after_s:
         headers["Retry-After"] = str(math.ceil(problem.retry_after_s))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankscope_server.known_errors.entry import FAMILIES, KnownError
-from rankscope_server.known_errors.literals import NoLiteralError, literals_of
 from rankscope_server.known_errors.load import EntryFileError, known_errors, read_entries
+from rankscope_server.search.literals import NoLiteralError, literals_of
 
 ENTRIES = known_errors().entries
 HEALTHY = (

@@ -59,7 +59,13 @@ export async function ask(path, options = {}) {
       ? problem
       : new Failure(
           0,
-          { what: 'The server does not answer', field: null, remedy: 'It is tried again by itself.', request_id: '' },
+          {
+            what: 'The server does not answer',
+            field: null,
+            remedy: 'It is tried again by itself.',
+            request_id: '',
+            at: null,
+          },
           path,
         );
   }
@@ -85,6 +91,7 @@ async function readError(response) {
     field: null,
     remedy: '',
     request_id: response.headers.get('X-Request-ID') ?? '',
+    at: null,
   };
 }
 
@@ -147,7 +154,7 @@ export function useApi(path, options = {}) {
         const error =
           problem instanceof Failure
             ? problem
-            : new Failure(0, { what: String(problem), field: null, remedy: '', request_id: '' }, path ?? '');
+            : new Failure(0, { what: String(problem), field: null, remedy: '', request_id: '', at: null }, path ?? '');
         setAnswer((old) => ({
           data: old.path === path || error.status === 0 ? old.data : null,
           error,

@@ -105,6 +105,7 @@ function PageFor({ name, props }) {
               field: null,
               remedy: 'The server may have been updated: reload the page.',
               request_id: '',
+              at: null,
             },
             'health',
           ),

@@ -421,12 +421,13 @@ export interface ErrorAnswer {
   error: ErrorBody;
 }
 
-/** What failed and what to do about it. */
+/** What failed and what to do about it; `at`: from and to which character of the field. */
 export interface ErrorBody {
   what: string;
   field: string | null;
   remedy: string;
   request_id: string;
+  at: [number, number] | null;
 }
 
 /** Errors of one cause. */
@@ -593,6 +594,12 @@ export interface KindSize {
   keep_bytes: number;
 }
 
+/** A line with those around it, oldest first. */
+export interface LogContext {
+  line: LogRow;
+  lines: LogRow[];
+}
+
 /** How many lines each value would give, its own filter left out. */
 export interface LogFacets {
   rank: [number, number][];
@@ -608,9 +615,10 @@ export interface LogHistogram {
   to_ms: number;
   bucket_ms: number;
   levels: Record<string, number[]>;
+  is_exact: boolean;
 }
 
-/** One line, or one that several ranks wrote alike. */
+/** One line, or several alike: how many, from when on, of which ranks. */
 export interface LogRow {
   id: number;
   time_ms: number;
@@ -625,18 +633,22 @@ export interface LogRow {
   step: number;
   fields: Record<string, string>;
   count: number;
+  first_ms: number;
   ranks: number[];
 }
 
-/** A page of lines, newest first; with `after` oldest first. */
+/** A page of lines, newest first; with `after` oldest first.  With `is_at_least` the counts are those of the newest lines that match: there are more. */
 export interface Logs {
   total: number;
+  is_at_least: boolean;
   lines: LogRow[];
   histogram: LogHistogram | null;
   facets: LogFacets;
   next_cursor: string | null;
   last_id: number;
-  capped: Capped | null;
+  searched_to_ms: number | null;
+  is_behind: boolean;
+  suggestion: string | null;
 }
 
 /** What an agent lost. */
@@ -1282,11 +1294,26 @@ export interface Samples {
   capped: Capped | null;
 }
 
+/** A search that a person keeps. */
+export interface SavedSearch {
+  id: number;
+  name: string;
+  q: string;
+  created_ms: number;
+}
+
+/** All searches that are kept, by name. */
+export interface SavedSearches {
+  searches: SavedSearch[];
+}
+
 /** Lines of all runs, newest first. */
 export interface SearchAnswer {
   total: number;
+  is_at_least: boolean;
   lines: LogRow[];
-  capped: Capped | null;
+  next_cursor: string | null;
+  searched_to_ms: number | null;
 }
 
 /** Whether this server wants a token, and whether this request carried it. */

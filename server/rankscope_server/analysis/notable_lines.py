@@ -9,22 +9,24 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire.schema import LogLine
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.line_table import key_of
 from rankscope_server.store import tables
-from rankscope_server.store.lines import read_body, read_head
+from rankscope_server.store.lines import read_body, read_head, read_words
 
 _WARNING = 30
-_MAX_BLOCKS = 128  # of 512 lines
+_MAX_BLOCKS = 128  # of 1,024 lines at most
 _MAX_USUAL_BLOCKS = 32
 # what a program said; events and ends of ranks are stored beside it
 _OUTPUT: dict[str, Literal["logging", "stdout", "stderr"]] = {
     "logging": "logging", "stdout": "stdout", "stderr": "stderr",
 }  # fmt: skip
-_LAST_BLOCKS = 2  # a program may say in a plain line why it leaves
+_FINDING = "finding"
+_LAST_BLOCKS = 16  # a program may say in a plain line why it leaves; they may be small
 _MAX_USUAL_RUNS = 3
 
 
@@ -32,26 +34,29 @@ def notable_lines(
     connection: sa.Connection, run_id: str, max_blocks: int = _MAX_BLOCKS
 ) -> Iterator[LogLine]:
     """Yield the lines in the newest blocks that hold a warning, and those said last."""
-    table = tables.log_block.c
+    table, data = tables.log_block.c, tables.log_lines.c
     blocks = (
-        sa.select(table.head, table.body)
+        sa.select(data.block_id, data.head, data.body)
+        .join_from(tables.log_block, tables.log_lines, table.id == data.block_id)
         .where(table.run_id == run_id)
         .order_by(table.time_hi_ns.desc())
     )
     warned = connection.execute(blocks.where(table.level_hi >= _WARNING).limit(max_blocks))
     newest = connection.execute(blocks.where(table.level_hi < _WARNING).limit(_LAST_BLOCKS))
     for row in itertools.chain(warned, newest):
-        head = read_head(row.head)
-        for index, (message, _) in enumerate(read_body(row.body)):
-            said_by = _OUTPUT.get(head.streams[head.stream[index]])
-            if said_by is None and head.level[index] < _WARNING:
-                continue  # an event
+        head, body = read_head(row.head, row.block_id), read_body(row.body)
+        streams = read_words(connection, np.unique(head.stream).tolist())
+        for index in range(len(head.time_ns)):
+            stream = streams[int(head.stream[index])]
+            said_by = _OUTPUT.get(stream)
+            if said_by is None and (head.level[index] < _WARNING or stream == _FINDING):
+                continue  # an event, or what an analysis said before
             yield LogLine(
                 attempt=int(head.attempt[index]),
                 rank=int(head.rank[index]),
                 time_ns=int(head.time_ns[index]),
                 level=int(head.level[index]),
-                message=message,
+                message=body.line(index)[0],
                 step=int(head.step[index]),
                 stream=said_by or "agent",
             )

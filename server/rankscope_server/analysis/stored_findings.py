@@ -1,25 +1,30 @@
 """Brings findings, verdict and answer of a run in the store up to what the last look found.
 
 A finding is known by its key within its attempt. It opens, changes, recovers and may open again;
-each of these is a row of its history. Nothing is ever deleted.
+each of these is a row of its history. Nothing is ever deleted. That it opens, recovers or opens
+again is a line among those of the run too, so that a search finds it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
+from rankscope.wire.schema import NODE_RANK
 from rankscope_server.store import tables
+from rankscope_server.store.lines import Line
 from rankscope_server.store.unit import Unit
 from rankscope_server.verdict.answers import Look
 
 UPDATE_PAUSE_NS = 2_000_000_000  # a cost that wobbles is written at most so often
 NOTE_PAUSE_NS = 30_000_000_000  # words with a number in them change with every look
 _FACTS = ("severity", "ranks", "ended_step")  # a change of these is history at once
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -57,11 +62,11 @@ def store_look(unit: Unit, run_id: str, look: Look, before: Outcome) -> Outcome:
         key = (int(body.get("attempt") or 0), str(body["key"]))
         present.add(key)
         if _store_finding(unit, run_id, key, body, known):
-            changed.add("findings")
+            changed |= {"findings", "logs"}
     for key, stored in list(known.items()):
         if key not in present and stored.state != "recovered":
-            _recover(unit, key, stored, known, "it no longer shows")
-            changed.add("findings")
+            _recover(unit, run_id, key, stored, known, "it no longer shows")
+            changed |= {"findings", "logs"}
     columns = _run_columns(unit, run_id, look)
     if columns != before.columns:
         table = tables.run
@@ -140,17 +145,18 @@ def _store_finding(
     if stored is None:
         known[key] = _open(unit, run_id, key, body)
         if over:
-            _recover(unit, key, known[key], known, "it was over when it was found")
+            _recover(unit, run_id, key, known[key], known, "it was over when it was found")
         return True
     current = _current_state(unit, stored)
     if over:
         if current != "recovered":
             _write(unit, key, dataclasses.replace(stored, body=body), known)
-            _recover(unit, key, known[key], known, "it is over")
+            _recover(unit, run_id, key, known[key], known, "it is over")
             return True
     elif current == "recovered":
         _write(unit, key, dataclasses.replace(stored, body=body, state="open"), known)
         _history(unit, stored.id, "reopened", str(body.get("what", "")))
+        _say(unit, run_id, known[key], "shows again: ")
         return True
     if body == stored.body:
         return False
@@ -184,7 +190,9 @@ def _open(unit: Unit, run_id: str, key: tuple[int, str], body: dict[str, Any]) -
     )  # fmt: skip
     finding_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
     _history(unit, finding_id, "opened", str(body.get("what", "")))
-    return StoredFinding(finding_id, "open", body, unit.now_ns)
+    stored = StoredFinding(finding_id, "open", body, unit.now_ns)
+    _say(unit, run_id, stored)
+    return stored
 
 
 def _write(
@@ -206,6 +214,7 @@ def _write(
 
 def _recover(
     unit: Unit,
+    run_id: str,
     key: tuple[int, str],
     stored: StoredFinding,
     known: dict[tuple[int, str], StoredFinding],
@@ -218,6 +227,32 @@ def _recover(
         .values(state="recovered", recovered_ns=unit.now_ns, updated_ns=unit.now_ns)
     )
     _history(unit, stored.id, "recovered", why)
+    _say(unit, run_id, stored, f"{why}: ")
+
+
+def _say(unit: Unit, run_id: str, stored: StoredFinding, before: str = "") -> None:
+    """Add a line about a finding to those of the run."""
+    body = stored.body
+    ranks, hosts = body.get("ranks") or [], body.get("hosts") or []
+    texts = [body.get("what"), *([] if before else [body.get("why"), body.get("next")])]
+    host = str(hosts[0]) if len(hosts) == 1 else ""
+    line = Line(
+        time_ns=unit.now_ns,
+        level=_LEVELS.get(str(body.get("severity")), logging.INFO) if not before else logging.INFO,
+        attempt=int(body.get("attempt") or 0),
+        rank=int(ranks[0]) if len(ranks) == 1 else NODE_RANK,
+        step=int(body.get("onset_step") or 0),
+        host=host,
+        logger="rankscope",
+        stream="finding",
+        message=before + "\n".join(str(text) for text in texts if text),
+        fields={"kind": str(body.get("kind", "")), "finding": str(stored.id)},
+    )
+    unit.lines.add(run_id, host, [line])
+    table = tables.run
+    unit.connection.execute(
+        sa.update(table).where(table.c.run_id == run_id).values(log_lines=table.c.log_lines + 1)
+    )
 
 
 def _history(unit: Unit, finding_id: int, event: str, text: str) -> None:

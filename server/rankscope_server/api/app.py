@@ -18,6 +18,7 @@ from rankscope_server.api.body_limits import BodyLimits
 from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.logs import routes as logs
+from rankscope_server.api.logs import saved as saved_searches
 from rankscope_server.api.machines import routes as machines
 from rankscope_server.api.operations import routes as operations
 from rankscope_server.api.overview import routes as overview
@@ -42,6 +43,7 @@ ROUTERS = (
     ingest.router,
     preflight.router,
     *(part.router for part in (runs, overview, report, findings, steps, ranks, machines, logs)),
+    saved_searches.router,
     commands.router,
     preflight_results.router,
     preflight_network.router,

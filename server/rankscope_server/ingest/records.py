@@ -91,8 +91,36 @@ def clean(record: AnyRecord) -> AnyRecord:
     """Return the record fit for storing. Raises RefusalError."""
     if isinstance(record, _RANK_KINDS) and record.rank < 0:
         raise RefusalError("rank", f"{record.rank} is not a rank", "send the global rank, from 0")
+    if isinstance(record, schema.LogLine) and _is_plain(record):
+        return record
     changes = _changes(record)
     return msgspec.structs.replace(record, **changes) if changes else record
+
+
+def _is_plain(line: schema.LogLine) -> bool:
+    """Return whether a line is surely fit as it is: most are, and there are many."""
+    return (
+        0 <= line.time_ns <= MAX_TIME_NS
+        and 0 <= line.step <= MAX_STEP
+        and 0 <= line.level <= _RANGES["level"][1]
+        and 0 <= line.attempt <= MAX_RANK
+        and schema.NODE_RANK <= line.rank <= MAX_RANK
+        and len(line.message) <= _LENGTHS["message"]
+        and len(line.logger) <= _LENGTH
+        and "\x00" not in line.message
+        and "\x00" not in line.logger
+        and (not line.fields or _are_plain(line.fields))
+    )
+
+
+def _are_plain(fields: dict[str, str]) -> bool:
+    return len(fields) <= _MAX_ENTRIES and all(
+        len(name) <= _IDENTITIES["name"]
+        and len(value) <= _LENGTH
+        and "\x00" not in name
+        and "\x00" not in value
+        for name, value in fields.items()
+    )
 
 
 def place_of(error: Exception) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from rankscope_server.known_errors.literals import NoLiteralError, literals_of
+from rankscope_server.search.literals import NoLiteralError, literals_of
 
 Role: TypeAlias = Literal["initiating", "cascade", "teardown", "benign", "note"]
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -27,11 +27,12 @@ LABELS: dict[Kind, str] = {
     "events": "events, stacks, traces",
     "rest": "summaries, findings, numbers",
 }
-# They have a life of their own: preflights are kept by number, these rows outlive their run.
+# They have a life of their own: preflights are kept by number, these rows outlive their run;
+# lines go with their block.
 NOT_OF_A_RUN = (
     tables.preflight, tables.preflight_node, tables.deletion, tables.received_mark,
     tables.size_counted, tables.alert_channel, tables.alert_rule, tables.token, tables.session,
-    tables.audit,
+    tables.audit, tables.saved_search, tables.log_lines,
 )  # fmt: skip
 # Tables without `run_id`: their rows belong to a row of another one.
 _OWNERS = {
@@ -73,7 +74,7 @@ class Part:
             return aged
         run, block = tables.run.c, tables.log_block.c
         quiet = sa.select(run.run_id).where(run.received_ns <= cut.before_ns)
-        return aged & ((block.sealed == 1) | block.run_id.in_(quiet))
+        return aged & ((block.sealed != 0) | block.run_id.in_(quiet))
 
     @property
     def id(self) -> sa.ColumnElement[int]:
@@ -161,6 +162,8 @@ def content_bytes(table: sa.Table) -> sa.ColumnElement[int]:
     """Return an expression for the bytes of content of a row: texts, blobs, 8 for each number."""
     total: sa.ColumnElement[int] = sa.literal_column("0", sa.BigInteger)
     numbers = 0
+    if table is tables.log_block:  # its lines have a row of their own, and go with it
+        total = total + table.c.num_bytes
     for column in table.c:
         if isinstance(column.type, sa.LargeBinary | sa.String):
             total = total + sa.func.coalesce(sa.func.length(column), 0)

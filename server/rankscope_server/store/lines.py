@@ -1,27 +1,43 @@
-"""Log lines in compressed blocks: 35 bytes a line instead of 240 as rows with an index.
+"""Log lines in compressed blocks, each of one run and one host: what is in a block, and writing.
 
-A block has a head (time, level, rank, host, logger, stream: what filters and counts need) and a
-body (messages and fields). A block takes lines until it is full; then it is sealed and its
-distinct words go into the full-text index as trigrams. The index only says which blocks may hold
-a text; the block itself is searched for the rest, so any substring of any word is found.
+A block has a tally (how many lines of each kind: what counts and filters need), a head (the columns
+of its lines) and a body (their texts). What comes is stored at once as a small block; small ones
+are joined, in sizes that grow, until they fill one, which is sealed: its words go into the index,
+and it never changes again. A line keeps its id: that of the block in which it came, and its place
+there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
-from rankscope_server.store import tables
-from rankscope_server.store.packing import pack, unpack
+from rankscope_server.search.pairs import pairs_of
+from rankscope_server.search.scan import Texts
+from rankscope_server.search.words import terms_of
+from rankscope_server.store import line_index, tables
+from rankscope_server.store.line_kinds import COLUMNS, KindNumbers
+from rankscope_server.store.packing import narrowed, pack, unpack, widened
 
-LINES_PER_BLOCK = 512
-MAX_BODY_CHARS = 1 << 20
-INDEX_TABLE = "log_index"  # SQLite FTS5, made by the migrations; other databases scan
+LINES_PER_BLOCK = 1024
+MAX_BODY_BYTES = 1 << 20
+ID_BITS = 12  # of the id of a line: its place in the block in which it came
+_PLACE = (1 << ID_BITS) - 1
+_SEALED_LEVEL = 3  # of zstd: these blocks stay
+_PENDING_LEVEL = 1
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_encode = msgspec.msgpack.Encoder().encode
+# columns, and of each stretch of ids its first one and its length
+_PackedHead: TypeAlias = tuple[list[bytes], list[tuple[int, int]]]
+_PackedBody: TypeAlias = tuple[bytes, list[bytes]]  # texts, columns
+_decode_head = msgspec.msgpack.Decoder(_PackedHead).decode
+_decode_body = msgspec.msgpack.Decoder(_PackedBody).decode
 
 
 class Line(NamedTuple):
@@ -39,83 +55,142 @@ class Line(NamedTuple):
     fields: dict[str, str]
 
 
-_NUMBERS = {"time_ns": "<i8", "level": "<i4", "attempt": "<i4", "rank": "<i4", "step": "<i8"}
-_WORDS = ("host", "logger", "stream")
-_encode = msgspec.msgpack.Encoder().encode
-# times and numbers, positions of words, then the words
-_Head: TypeAlias = tuple[
-    bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, list[str], list[str], list[str]
-]
-_decode_head = msgspec.msgpack.Decoder(_Head).decode
-_decode_body = msgspec.msgpack.Decoder(list[tuple[str, dict[str, str]]]).decode
-
-
 class Head(NamedTuple):
-    """The columns of a block; `host`, `logger`, `stream` are positions in the lists of words."""
+    """The columns of a block; `logger` and `stream` are numbers of words in `log_word`."""
 
     time_ns: Array
     level: Array
     attempt: Array
     rank: Array
     step: Array
-    host: Array
     logger: Array
     stream: Array
-    hosts: list[str]
-    loggers: list[str]
-    streams: list[str]
+    ids: Array
 
 
-def pack_block(lines: list[Line]) -> tuple[bytes, bytes]:
-    """Return (head, body) of a block."""
-    columns = [
-        np.array([getattr(line, name) for line in lines], dtype).tobytes()
-        for name, dtype in _NUMBERS.items()
-    ]
-    words = []
-    for name in _WORDS:
-        places: dict[str, int] = {}
-        at = [places.setdefault(getattr(line, name), len(places)) for line in lines]
-        columns.append(np.array(at, "<u2").tobytes())
-        words.append(list(places))
-    body = [(line.message, line.fields) for line in lines]
-    return pack(_encode([*columns, *words])), pack(_encode(body))
+class Body(NamedTuple):
+    """The texts of a block; of each line its message, then `key=value` of its fields."""
+
+    texts: Texts
+    message_bytes: Array
+    num_lengths: Array  # of each line: two for each field
+    lengths: Array  # of key, value, key, value ... of all lines, in bytes
+
+    def line(self, index: int) -> tuple[str, dict[str, str]]:
+        """Return the message and the fields of a line."""
+        at, _ = self.texts.line(index)
+        data = self.texts.data
+        message_end = at + int(self.message_bytes[index])
+        message, at = data[at:message_end].decode(), message_end
+        if not self.num_lengths[index]:
+            return message, {}
+        first = int(self.num_lengths[:index].sum())
+        lengths = iter(self.lengths[first : first + self.num_lengths[index]].tolist())
+        fields = {}
+        for key_bytes, value_bytes in zip(lengths, lengths, strict=True):
+            key_end = at + 1 + key_bytes
+            at_value, at = key_end + 1, key_end + 1 + value_bytes
+            fields[data[key_end - key_bytes : key_end].decode()] = data[at_value:at].decode()
+        return message, fields
 
 
-def read_head(data: bytes) -> Head:
+class Columns(NamedTuple):
+    """Lines of one host, column by column."""
+
+    head: Head
+    body: Body
+
+    def cut(self, first: int, count: int) -> Columns:
+        """Return so many lines from one on."""
+        chosen = slice(first, first + count)
+        body, texts = self.body, self.body.texts
+        start, _ = texts.line(first)
+        end = int(texts.ends[first + count - 1])
+        lengths = int(body.num_lengths[:first].sum())
+        num_lengths = body.num_lengths[chosen]
+        return Columns(
+            Head._make(column[chosen] for column in self.head),
+            Body(
+                Texts(texts.data[start : end + 1], texts.ends[chosen] - start),
+                body.message_bytes[chosen],
+                num_lengths,
+                body.lengths[lengths : lengths + int(num_lengths.sum())],
+            ),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Columns]) -> Columns:
+        """Return the lines of several, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        ends, offset = [], 0
+        for part in parts:
+            ends.append(part.body.texts.ends + offset)
+            offset += len(part.body.texts.data)
+        texts = Texts(b"".join(part.body.texts.data for part in parts), np.concatenate(ends))
+        columns = zip(*(part.body[1:] for part in parts), strict=True)
+        return Columns(
+            Head._make(map(np.concatenate, zip(*(part.head for part in parts), strict=True))),
+            Body(texts, *map(np.concatenate, columns)),
+        )
+
+
+def text_of(message: str, fields: dict[str, str]) -> str:
+    """Return the text that a search looks into."""
+    if not fields:
+        return message
+    return "\n".join((message, *(f"{key}={value}" for key, value in fields.items())))
+
+
+def read_head(data: bytes, block_id: int) -> Head:
     """Return the columns of a block."""
-    *columns, hosts, loggers, streams = _decode_head(unpack(data))
-    types = (*_NUMBERS.values(), *("<u2" for _ in _WORDS))
-    arrays = [np.frombuffer(column, dtype) for column, dtype in zip(columns, types, strict=True)]
-    return Head._make([*arrays, hosts, loggers, streams])
+    columns, stretches = _decode_head(unpack(data))
+    time_ns, *others = map(widened, columns)
+    ids = np.concatenate([np.arange(first, first + count) for first, count in stretches])
+    ids[ids <= _PLACE] += block_id << ID_BITS  # those that came with the block itself
+    return Head._make([np.cumsum(time_ns), *others, ids])
 
 
-def read_body(data: bytes) -> list[tuple[str, dict[str, str]]]:
-    """Return message and fields of each line of a block."""
-    return _decode_body(unpack(data))
+def read_body(data: bytes) -> Body:
+    """Return the texts of a block."""
+    texts, columns = _decode_body(unpack(data))
+    line_bytes, *others = map(widened, columns)
+    return Body(Texts(texts, np.cumsum(line_bytes) - 1), *others)
 
 
-def read_lines(head: Head, body: list[tuple[str, dict[str, str]]], index: int) -> Line:
-    """Return one line of a block."""
-    message, fields = body[index]
+def read_tallies(data: list[bytes]) -> tuple[Array, Array, Array]:
+    """Return numbers of kinds, how many lines there are of each, and the position of its tally."""
+    kinds, counts = np.frombuffer(b"".join(data), "<i4").reshape(-1, 2).T
+    return kinds, counts, np.repeat(np.arange(len(data)), [len(one) // 8 for one in data])
+
+
+def read_line(host: str, names: dict[int, str], head: Head, body: Body, index: int) -> Line:
+    """Return one line of a block; `names` are the words of loggers and streams."""
+    message, fields = body.line(index)
     return Line(
         time_ns=int(head.time_ns[index]),
         level=int(head.level[index]),
         attempt=int(head.attempt[index]),
         rank=int(head.rank[index]),
         step=int(head.step[index]),
-        host=head.hosts[head.host[index]],
-        logger=head.loggers[head.logger[index]],
-        stream=head.streams[head.stream[index]],
+        host=host,
+        logger=names[int(head.logger[index])],
+        stream=names[int(head.stream[index])],
         message=message,
         fields=fields,
     )
 
 
-def searchable(message: str, fields: dict[str, str], host: str, logger: str) -> str:
-    """Return the text that a search looks into, in lower case."""
-    parts = [message, logger, host, *(f"{key}={value}" for key, value in fields.items())]
-    return "\n".join(parts).lower()
+def read_words(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, str]:
+    """Return the words of numbers."""
+    table = tables.log_word.c
+    words: dict[int, str] = {}
+    for at in range(0, len(numbers), 500):  # SQLite bounds the number of parameters
+        rows = connection.execute(
+            sa.select(table.id, table.word).where(table.id.in_(numbers[at : at + 500]))
+        )
+        words.update({number: word for number, word in rows})
+    return words
 
 
 class LineWriter:
@@ -123,87 +198,190 @@ class LineWriter:
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
-        self._lines: dict[str, list[Line]] = {}
+        self._lines: dict[tuple[str, str], list[Line]] = {}
+        self._words: dict[tuple[str, str], int] = {}
+        self._kinds = KindNumbers(connection)
 
-    def add(self, run_id: str, lines: list[Line]) -> None:
-        """Add lines of one run, in the order of their arrival."""
+    def add(self, run_id: str, host: str, lines: list[Line]) -> None:
+        """Add lines of one run and host, in the order of their arrival."""
         if lines:
-            self._lines.setdefault(run_id, []).extend(lines)
+            self._lines.setdefault((run_id, host), []).extend(lines)
 
     def flush(self) -> None:
-        """Write every block that changed."""
-        for run_id, lines in self._lines.items():
-            block_id, before = self._open_block(run_id)
-            lines = before + lines
-            while lines:
-                count = _fill(lines)
-                full = count < len(lines) or count == LINES_PER_BLOCK
-                self._write(run_id, block_id, lines[:count], full)
-                lines, block_id = lines[count:], None
+        """Write what was added."""
+        for (run_id, host), lines in self._lines.items():
+            columns = self._columns(run_id, host, lines)
+            host_number = self._words[run_id, host]
+            before = self._joinable(run_id, host_number, len(lines))
+            columns = Columns.joined([*before, columns])
+            at, num_lines = 0, len(columns.head.ids)
+            while at < num_lines:
+                count, is_full = _fill(columns.body.texts, at)
+                self._write(run_id, host_number, columns.cut(at, count), is_full)
+                at += count
         self._lines.clear()
 
-    def _open_block(self, run_id: str) -> tuple[int | None, list[Line]]:
-        table = tables.log_block.c
-        row = self._connection.execute(
-            sa.select(table.id, table.head, table.body).where(
-                table.run_id == run_id, table.sealed == 0
-            )
-        ).first()
-        if row is None:
-            return None, []
-        head, body = read_head(row.head), read_body(row.body)
-        return int(row.id), [read_lines(head, body, index) for index in range(len(body))]
+    def _columns(self, run_id: str, host: str, lines: list[Line]) -> Columns:
+        *numbers, _, loggers, streams, messages, fields = zip(*lines, strict=True)
+        self._know(run_id, {host, *loggers, *streams})
+        words = self._words
+        columns = [
+            *numbers,
+            [words[run_id, logger] for logger in loggers],
+            [words[run_id, stream] for stream in streams],
+            [0] * len(lines),
+        ]
+        arrays = (np.array(column, np.int64) for column in columns)
+        return Columns(Head._make(arrays), _body_of(messages, fields))
 
-    def _write(self, run_id: str, block_id: int | None, lines: list[Line], full: bool) -> None:
-        head, body = pack_block(lines)
-        times = [line.time_ns for line in lines]
-        values = {
-            "run_id": run_id, "sealed": int(full), "count": len(lines), "head": head, "body": body,
-            "time_lo_ns": min(times), "time_hi_ns": max(times),
-            "level_hi": max(line.level for line in lines),
-        }  # fmt: skip
-        table = tables.log_block
-        if block_id is None:
-            inserted = self._connection.execute(sa.insert(table).values(values))
-            block_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
-        else:
-            self._connection.execute(sa.update(table).where(table.c.id == block_id).values(values))
-        if full and self._connection.dialect.name == "sqlite":
-            self._connection.exec_driver_sql(
-                f"INSERT INTO {INDEX_TABLE}(rowid, terms) VALUES (?, ?)",
-                (block_id, " ".join(_words(lines))),
+    def _joinable(self, run_id: str, host: int, num_lines: int) -> list[Columns]:
+        """Take out the small blocks that are joined with so many new lines.
+
+        A line is joined with others of its host a few times in all: blocks grow as the digits of
+        a number that is counted up.
+        """
+        block, data = tables.log_block.c, tables.log_lines.c
+        pending = self._connection.execute(
+            sa.select(block.id, block["count"])
+            .where(block.run_id == run_id, block.sealed == 0, block.host == host)
+            .order_by(block.id.desc())
+            .with_for_update(skip_locked=True)
+        ).all()
+        is_full = num_lines + sum(count for _, count in pending) >= LINES_PER_BLOCK
+        taken, size = [], num_lines
+        for block_id, count in pending:
+            if not is_full and count > 2 * size:
+                break
+            taken.append(block_id)
+            size += count
+        if not taken:
+            return []
+        rows = self._connection.execute(
+            sa.select(data.block_id, data.head, data.body)
+            .where(data.block_id.in_(taken))
+            .order_by(data.block_id)
+        ).all()
+        self._connection.execute(sa.delete(tables.log_block).where(block.id.in_(taken)))
+        self._connection.execute(sa.delete(tables.log_lines).where(data.block_id.in_(taken)))
+        return [Columns(read_head(row.head, row.block_id), read_body(row.body)) for row in rows]
+
+    def _write(self, run_id: str, host: int, columns: Columns, is_full: bool) -> None:
+        head, texts = columns.head, columns.body.texts
+        terms = terms_of(texts.data) | pairs_of(texts.data) if is_full else set()
+        is_indexed = is_full and line_index.takes(terms)
+        rows = head.ids[head.ids > _PLACE] >> ID_BITS  # of lines that were stored before
+        steps = head.step[head.step > 0] if head.step.any() else head.step
+        level = _SEALED_LEVEL if is_full else _PENDING_LEVEL
+        packed = {"head": _pack_head(head, level), "body": _pack_body(columns.body, level)}
+        inserted = self._connection.execute(
+            sa.insert(tables.log_block),
+            {
+                "run_id": run_id, "host": host, "sealed": 1 if is_indexed else 2 if is_full else 0,
+                "count": len(head.ids), "first_row": int(rows.min()) if len(rows) else 0,
+                "time_lo_ns": int(head.time_ns.min()), "time_hi_ns": int(head.time_ns.max()),
+                "step_lo": int(steps.min()), "step_hi": int(steps.max()),
+                "level_hi": int(head.level.max()), "tally": self._tally(run_id, head),
+                "num_bytes": sum(map(len, packed.values())),
+            },
+        )  # fmt: skip
+        block_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
+        self._connection.execute(sa.insert(tables.log_lines), {"block_id": block_id, **packed})
+        if is_indexed:
+            line_index.add(self._connection, block_id, terms)
+
+    def _tally(self, run_id: str, head: Head) -> bytes:
+        """Return how many lines there are of each kind."""
+        has_step = (head.step > 0).astype(np.int64)
+        what = head.logger << 32 | head.stream << 1 | has_step
+        kinds, what = np.unique(what, return_inverse=True)
+        who = head.attempt << 40 | (head.rank + 1) << 16 | head.level
+        who = np.unique(who, return_inverse=True)[1]
+        _, first, counts = np.unique(who * len(kinds) + what, return_index=True, return_counts=True)
+        columns = [getattr(head, name)[first].tolist() for name in COLUMNS[:-1]]
+        rows = list(zip(*columns, has_step[first].tolist(), strict=True))
+        numbers = self._kinds.of(run_id, rows)
+        return np.column_stack([numbers, counts]).astype("<i4").tobytes()
+
+    def _know(self, run_id: str, words: set[str]) -> None:
+        """Give each word that has none a number."""
+        unknown = [word for word in words if (run_id, word) not in self._words]
+        if not unknown:
+            return
+        table = tables.log_word
+        found = self._numbers(run_id, unknown)
+        if fresh := [word for word in unknown if word not in found]:
+            is_sqlite = self._connection.dialect.name == "sqlite"
+            insert: Any = sqlite.insert if is_sqlite else postgresql.insert
+            self._connection.execute(
+                insert(table).on_conflict_do_nothing(index_elements=[table.c.run_id, table.c.word]),
+                [{"run_id": run_id, "word": word} for word in sorted(fresh)],
             )
+            found |= self._numbers(run_id, fresh)
+        self._words.update({(run_id, word): number for word, number in found.items()})
+
+    def _numbers(self, run_id: str, words: list[str]) -> dict[str, int]:
+        table = tables.log_word.c
+        found: dict[str, int] = {}
+        for at in range(0, len(words), 500):  # SQLite bounds the number of parameters
+            rows = self._connection.execute(
+                sa.select(table.word, table.id).where(
+                    table.run_id == run_id, table.word.in_(words[at : at + 500])
+                )
+            )
+            found |= {word: number for word, number in rows}
+        return found
 
 
 def forget_blocks(connection: sa.Connection, chosen: sa.Select[tuple[int]]) -> None:
-    """Take blocks that are about to be removed out of the full-text index."""
-    if connection.dialect.name != "sqlite":
-        return
-    table = tables.log_block.c
+    """Remove the lines of blocks that are about to be removed, and take them out of the index."""
+    block, data = tables.log_block.c, tables.log_lines.c
     rows = connection.execute(
-        sa.select(table.id, table.head, table.body).where(table.id.in_(chosen), table.sealed == 1)
+        sa.select(block.id, data.body)
+        .join_from(tables.log_block, tables.log_lines, block.id == data.block_id)
+        .where(block.id.in_(chosen), block.sealed == 1)
     ).all()
-    for block_id, head_data, body_data in rows:
-        head, body = read_head(head_data), read_body(body_data)
-        lines = [read_lines(head, body, index) for index in range(len(body))]
-        connection.exec_driver_sql(  # an index without content wants the words to forget
-            f"INSERT INTO {INDEX_TABLE}({INDEX_TABLE}, rowid, terms) VALUES ('delete', ?, ?)",
-            (block_id, " ".join(_words(lines))),
-        )
+    for block_id, body in rows:
+        texts = read_body(body).texts
+        line_index.forget(connection, block_id, terms_of(texts.data) | pairs_of(texts.data))
+    connection.execute(sa.delete(tables.log_lines).where(data.block_id.in_(chosen)))
 
 
-def _fill(lines: list[Line]) -> int:
-    """Return how many of the lines fit into one block; at least one."""
-    chars = 0
-    for index, line in enumerate(lines[:LINES_PER_BLOCK]):
-        chars += len(line.message) + sum(len(value) for value in line.fields.values())
-        if chars > MAX_BODY_CHARS and index:
-            return index
-    return min(len(lines), LINES_PER_BLOCK)
+def _fill(texts: Texts, at: int) -> tuple[int, bool]:
+    """Return how many lines from `at` on fit into one block, at least one, and if it is full."""
+    start, _ = texts.line(at)
+    fitting = int(np.searchsorted(texts.ends, start + MAX_BODY_BYTES, "right")) - at
+    count = min(len(texts.ends) - at, LINES_PER_BLOCK, max(fitting, 1))
+    return count, count == LINES_PER_BLOCK or at + count < len(texts.ends)
 
 
-def _words(lines: list[Line]) -> set[str]:
-    words: set[str] = set()
-    for line in lines:
-        words.update(searchable(line.message, line.fields, line.host, line.logger).split())
-    return words
+def _body_of(messages: Sequence[str], fields: Sequence[dict[str, str]]) -> Body:
+    texts = [text_of(*line) for line in zip(messages, fields, strict=True)]
+    data = ("\n".join(texts) + "\n").encode()
+    num_bytes = len if data.isascii() else _num_bytes
+    ends = np.cumsum([num_bytes(text) + 1 for text in texts], dtype=np.int64) - 1
+    lengths = [num_bytes(part) for one in fields for field in one.items() for part in field]
+    return Body(
+        Texts(data, ends),
+        np.array([num_bytes(message) for message in messages], np.int64),
+        np.array([2 * len(one) for one in fields], np.int64),
+        np.array(lengths, np.int64),
+    )
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _pack_head(head: Head, level: int) -> bytes:
+    fresh = np.flatnonzero(head.ids <= _PLACE)
+    ids = head.ids.copy()
+    ids[fresh] = np.arange(len(fresh))  # the id of the block is not known before it is stored
+    starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+    stretches = zip(ids[starts].tolist(), np.diff(starts, append=len(ids)).tolist(), strict=True)
+    columns = [np.diff(head.time_ns, prepend=0), *head[1:-1]]
+    return pack(_encode((list(map(narrowed, columns)), list(stretches))), level)
+
+
+def _pack_body(body: Body, level: int) -> bytes:
+    columns = [np.diff(body.texts.ends, prepend=-1), *body[1:]]
+    return pack(_encode((body.texts.data, list(map(narrowed, columns)))), level)

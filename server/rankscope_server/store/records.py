@@ -60,19 +60,27 @@ def store_records(
 ) -> tuple[set[str], int]:
     """Store the records of a batch; return the topics that changed and how many lines it had."""
     sink = _Sink(unit, batch, producer_id, ranks)
+    lines: dict[tuple[int, int], list[schema.LogLine]] = {}
     for record in batch.records:
-        if record.rank >= 0 and not isinstance(record, schema.RankEnded):
+        if record.rank < 0 or isinstance(record, schema.RankEnded):
+            ranks.attempt_seen(record.attempt, record.time_ns)
+        elif isinstance(record, schema.LogLine):  # there are many
+            lines.setdefault((record.attempt, record.rank), []).append(record)
+        else:
             step = getattr(record, "step", 0)
             ranks.seen(record.attempt, record.rank, record.time_ns, step)
-        else:
-            ranks.attempt_seen(record.attempt, record.time_ns)
         _HANDLERS[type(record)](sink, record)
+    for (attempt, rank), of_rank in lines.items():
+        times = [line.time_ns for line in of_rank]
+        steps = [line.step for line in of_rank if line.step] or [0]
+        ranks.seen(attempt, rank, min(times), min(steps))
+        ranks.seen(attempt, rank, max(times), max(steps))
     for table, rows in sink.rows.items():
         if table in _REPLACED:
             upsert(sink.connection, table, rows, _REPLACED[table])
         else:
             sink.connection.execute(sa.insert(table), rows)
-    unit.lines.add(batch.run_id, sink.lines)
+    unit.lines.add(batch.run_id, sink.host, sink.lines)
     return sink.changed, len(sink.lines)
 
 
@@ -123,10 +131,13 @@ def _environment(sink: _Sink, record: schema.Environment) -> None:
 
 
 def _log(sink: _Sink, record: schema.LogLine) -> None:
-    _line(
-        sink, record, record.level, record.stream, record.logger, record.message,
-        record.step, record.fields,
+    sink.lines.append(
+        Line(
+            record.time_ns, record.level, record.attempt, record.rank, record.step, sink.host,
+            record.logger, record.stream, record.message, record.fields,
+        )
     )  # fmt: skip
+    sink.changed.add("logs")
     if (printed := printed_loss(record)) is not None:
         number = printed.value if math.isfinite(printed.value) else None
         step = printed.step or record.step

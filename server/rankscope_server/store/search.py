@@ -1,240 +1,516 @@
-"""Finds log lines: the index names blocks, the blocks are scanned for the rest.
+"""Finds log lines, newest first: the index and the tallies name blocks, their lines are searched.
 
-A search is a list of words, or phrases in quotation marks; a line matches if it holds each of
-them anywhere, in any case: in its message, fields, logger or host.
+An answer stops when it has its page and has counted for a while; a query that finds little in
+much text stops after a bound of text, says how far it came, and goes on from there when it is
+asked to. What was counted is everything, or is said to be the least that there is.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server.store import tables
+from rankscope_server.search.lookup import lookup_of
+from rankscope_server.search.tree import EVERYTHING, And, Node, Regex, Text, Time, both, leaves
+from rankscope_server.store import line_index, tables
+from rankscope_server.store.line_counts import Counts, Histogram
+from rankscope_server.store.line_filter import (
+    Lines,
+    Masks,
+    Tallies,
+    match_lines,
+    match_tallies,
+    resolve_groups,
+)
+from rankscope_server.store.line_kinds import Kinds
 from rankscope_server.store.lines import (
-    INDEX_TABLE,
-    LINES_PER_BLOCK,
+    ID_BITS,
+    Body,
     Head,
     Line,
     read_body,
     read_head,
-    read_lines,
-    searchable,
+    read_line,
+    read_tallies,
+    read_words,
 )
 from rankscope_server.store.projects import of_project
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_BLOCKS = 20_000  # ten million lines whose heads one answer looks at
-MAX_BODIES = 4_000  # two million lines whose text one answer reads
-MAX_TRIGRAMS = 32
-DIMENSIONS = ("rank", "level", "host", "logger", "stream")
-_WORD = re.compile(r'"([^"]+)"|(\S+)')
+# Bytes of text that one answer searches; more is left to the next one. What the index narrows
+# badly, a regular expression and a text within words, may take longer.
+MAX_READ_BYTES = 8 << 20
+MAX_READ_BYTES_WITHIN_WORDS = 40 << 20
+COUNT_READ_BYTES = 4 << 20  # that it searches to count once its page is full
+COUNT_LINES = 10_000  # and the lines after which it counts no further
+MAX_TAIL_BLOCKS = 2_000
+_FEWEST_ROWS, _MOST_ROWS = 128, 2048  # blocks whose tallies are looked at together
+_FEW = 32
+_BYTES_OF_HEAD = 16  # of a line, whose columns take the time of so much text
+_MOST = (1 << 63) - 1
+
+
+class Cursor(NamedTuple):
+    """A place in the order of lines: those after it are wanted."""
+
+    time_ns: int
+    line_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """What lines are wanted. Empty means any."""
+    """Which lines are wanted: the search box, and chosen values of filters by their name."""
 
-    words: tuple[str, ...] = ()  # in lower case
-    ranks: tuple[tuple[int, int], ...] = ()  # ranges, both ends included
-    levels: tuple[tuple[int, int], ...] = ()
-    hosts: tuple[str, ...] = ()
-    loggers: tuple[str, ...] = ()
-    streams: tuple[str, ...] = ()
+    node: Node = EVERYTHING
+    filters: Mapping[str, Node] = field(default_factory=dict)
     from_ns: int | None = None
     to_ns: int | None = None
-    after_id: int | None = None  # only lines that came later
     project: str | None = None  # of a search in all runs: only those of this project
 
+    @property
+    def whole(self) -> Node:
+        """Return all of it as one tree."""
+        return both(self.base, *self.filters.values())
+
+    @property
+    def base(self) -> Node:
+        """Return what is left without the filters."""
+        if self.from_ns is None and self.to_ns is None:
+            return self.node
+        return both(self.node, Time(self.from_ns, self.to_ns))
+
+
+class FoundLine(NamedTuple):
+    """A line with its id and its run."""
+
+    id: int
+    run_id: str
+    line: Line
+
 
 @dataclass(slots=True)
-class Matches:
-    """Every matching line by id, time and level, and how many each value of a filter would give."""
+class Found:
+    """A page of lines, and how many there are in all."""
 
-    ids: Array
-    times: Array
-    levels: Array
-    facets: dict[str, dict[Any, int]]
-    is_cut: bool = False  # older blocks were not looked at
+    lines: list[FoundLine]
+    counts: Counts
+    cursor: Cursor | None = None  # where the next page begins; None: there is none
+    is_counted: bool = True  # False: there are at least so many
+    searched_to_ns: int | None = None  # the text behind this time was not searched; None: all was
+
+
+_COLUMNS = [
+    *(
+        tables.log_block.c[name]
+        for name in "id run_id host time_lo_ns time_hi_ns step_lo step_hi count".split()
+    ),
+    sa.type_coerce(tables.log_block.c.tally, sa.types.NullType()),  # bytes as they come
+]
+
+
+class _Block(NamedTuple):
+    id: int
+    run_id: str
+    host: int
+    time_lo_ns: int
+    time_hi_ns: int
+    step_lo: int
+    step_hi: int
+    num_lines: int
+    tally: bytes
+
+
+class _Hit(NamedTuple):
+    time_ns: int
+    id: int
+    run_id: str
+    line: Line | tuple[Lines, int]  # or where it is
+
+
+class _Page:
+    """The first lines in an order of time, of blocks that come in the order of their first time."""
+
+    def __init__(self, limit: int, sign: int) -> None:
+        self._limit, self._sign = limit, sign
+        self._hits: list[_Hit] = []
+        self._border = -_MOST  # of the last line that is on the page, once it is full
+
+    def wants(self, edges: Array) -> Array:
+        """Return whether lines of blocks that begin at these times may come onto the page."""
+        if not self.is_full:
+            return np.ones(len(edges), bool)
+        mask: Array = self._sign * edges >= self._border
+        return mask
+
+    def add(self, block: _Block, lines: Lines, chosen: Array) -> None:
+        """Add lines of a block."""
+        times, ids = lines.head.time_ns, lines.head.ids
+        if len(chosen) > self._limit:
+            order = np.lexsort((self._sign * ids[chosen], self._sign * times[chosen]))
+            chosen = chosen[order[-self._limit :]]
+        body = lines.body
+        for at in chosen.tolist():
+            line: Line | tuple[Lines, int] = (lines, at)
+            if len(chosen) <= _FEW:  # else from few blocks, which can be kept
+                line = read_line(lines.names[lines.host], lines.names, lines.head, body, at)
+            self._hits.append(_Hit(int(times[at]), int(ids[at]), block.run_id, line))
+        if len(self._hits) >= self._limit:
+            self._hits.sort(key=lambda hit: (self._sign * hit.time_ns, self._sign * hit.id))
+            self._hits = self._hits[-self._limit :]
+            self._border = self._sign * self._hits[0].time_ns
+
+    def lines(self, until_ns: int | None) -> list[FoundLine]:
+        """Return the lines, first ones first; with `until_ns` only those before it."""
+        wanted = [
+            hit
+            for hit in self._hits
+            if until_ns is None or self._sign * hit.time_ns > self._sign * until_ns
+        ]
+        wanted.sort(key=lambda hit: (-self._sign * hit.time_ns, -self._sign * hit.id))
+        return [FoundLine(hit.id, hit.run_id, _line(hit.line)) for hit in wanted]
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether it has as many lines as it may."""
+        return len(self._hits) >= self._limit
+
+
+def _line(line: Line | tuple[Lines, int]) -> Line:
+    if isinstance(line, Line):
+        return line
+    lines, at = line
+    return read_line(lines.names[lines.host], lines.names, lines.head, lines.body, at)
+
+
+class Search:
+    """One search over the lines of a run, or of all runs; sees one state of the store."""
+
+    def __init__(self, connection: sa.Connection, run_id: str | None, query: LogQuery) -> None:
+        self._connection, self._run_id = connection, run_id
+        node = resolve_groups(connection, run_id, query.node)
+        self.query = replace(query, node=node)
+        self.base, self.whole = self.query.base, self.query.whole
+        self.read_bytes = 0
+        is_within = any(map(_is_within_words, leaves(node)))
+        self.max_read_bytes = MAX_READ_BYTES_WITHIN_WORDS if is_within else MAX_READ_BYTES
+        self._names: dict[int, str] = {}
+        self._kinds = Kinds(connection)
+
+    def page(
+        self,
+        limit: int,
+        cursor: Cursor | None = None,
+        *,
+        is_counting: bool = True,
+        is_oldest_first: bool = False,
+    ) -> Found:
+        """Return the newest lines after the cursor, or the oldest ones."""
+        sign = -1 if is_oldest_first else 1
+        page = _Page(limit, sign)
+        found = Found([], Counts(), is_counted=is_counting)
+        _PageSearch(self, page, found, cursor, sign).run()
+        found.lines = page.lines(found.searched_to_ns)
+        if found.searched_to_ns is not None:
+            found.cursor = Cursor(found.searched_to_ns, sign * _MOST)
+        elif page.is_full:
+            found.cursor = Cursor(found.lines[-1].line.time_ns, found.lines[-1].id)
+        return found
+
+    def tail(self, after_id: int, limit: int) -> tuple[list[FoundLine], int, bool]:
+        """Return the lines that came after another one, oldest first, with the id to go on from.
+
+        The last is whether there were too many to look at: a reader begins anew.
+        """
+        block = tables.log_block.c
+        newest = newest_line_id(self._connection, self._run_id)
+        statement = self._selection([block.id >= after_id >> ID_BITS])
+        rows = self._connection.execute(statement.order_by(block.id).limit(MAX_TAIL_BLOCKS + 1))
+        blocks = [_Block(*row) for row in rows]
+        if len(blocks) > MAX_TAIL_BLOCKS:
+            return [], max(newest, after_id), True
+        hits: list[FoundLine] = []
+        for one, lines in self.loaded(blocks):
+            mask = lines.head.ids > after_id
+            if not mask.any():
+                continue
+            mask &= match_lines(self.whole, lines)
+            for at in np.flatnonzero(mask).tolist():
+                line = read_line(lines.names[lines.host], lines.names, lines.head, lines.body, at)
+                hits.append(FoundLine(int(lines.head.ids[at]), one.run_id, line))
+            if self.read_bytes > self.max_read_bytes:
+                return [], max(newest, after_id), True
+        hits.sort(key=lambda hit: hit.id)
+        # A full page may leave lines out: the reader goes on from the last one it got.
+        last_id = hits[limit - 1].id if len(hits) >= limit else max(newest, after_id)
+        return hits[:limit], last_id, False
+
+    def histogram(
+        self, counts: Counts, start_ns: int, bucket_ns: int, num_buckets: int
+    ) -> Histogram:
+        """Return what was counted, by level over time."""
+
+        def read(block_ids: list[int]) -> tuple[Array, Array]:
+            rows = self._connection.execute(
+                sa.select(*_COLUMNS).where(tables.log_block.c.id.in_(block_ids))
+            )
+            times, levels = [], []
+            for _, lines in self.loaded([_Block(*row) for row in rows]):
+                mask = match_lines(self.whole, lines)
+                times.append(lines.head.time_ns[mask])
+                levels.append(lines.head.level[mask])
+            return np.concatenate(times), np.concatenate(levels)
+
+        return counts.histogram(start_ns, bucket_ns, num_buckets, read)
+
+    def chunks(self, within: Time | None, sign: int) -> Generator[list[_Block]]:
+        """Yield the blocks that the index and their times leave, newest or oldest first."""
+        block = tables.log_block.c
+        order = (
+            (block.time_hi_ns.desc(), block.id.desc()) if sign > 0 else (block.time_lo_ns, block.id)
+        )
+        statement = self._selection([], within).order_by(*order)
+        # As they are asked for: an answer that has its page reads no further.
+        size = _FEWEST_ROWS
+        with self._connection.execute(statement.execution_options(stream_results=True)) as rows:
+            while part := rows.fetchmany(size):
+                yield [_Block(*row) for row in part]
+                size = min(2 * size, _MOST_ROWS)
+
+    def tallies(self, blocks: list[_Block]) -> Tallies:
+        """Return the tallies of blocks."""
+        numbers, counts, at = read_tallies([block.tally for block in blocks])
+        kind = self._kinds.places(numbers)
+        kinds = self._kinds.rows
+        hosts = np.array([block.host for block in blocks], np.int64)
+        self._learn(np.concatenate([hosts, kinds[:, 3], kinds[:, 4]]))
+        bounds = np.array([block[3:7] for block in blocks], np.int64).T
+        return Tallies._make([kind, counts, at, kinds, hosts, *bounds, self._names])
+
+    def loaded(self, blocks: list[_Block]) -> Iterator[tuple[_Block, Lines]]:
+        """Yield blocks with their lines, in their order."""
+        data = tables.log_lines.c
+        self._learn(np.array([block.host for block in blocks], np.int64))
+        for start in range(0, len(blocks), _FEW):
+            part = blocks[start : start + _FEW]
+            rows = self._connection.execute(
+                sa.select(data.block_id, data.head, data.body).where(
+                    data.block_id.in_([block.id for block in part])
+                )
+            )
+            found = {row.block_id: row for row in rows}
+            for block in part:
+                row = found[block.id]
+                yield block, self._lines(block, row)
+
+    def _lines(self, block: _Block, row: Any) -> Lines:
+        def names(head: Head) -> dict[int, str]:
+            self._learn(np.concatenate([head.logger, head.stream]))
+            return self._names
+
+        def head() -> Head:
+            self.read_bytes += _BYTES_OF_HEAD * block.num_lines
+            return read_head(row.head, block.id)
+
+        def body() -> Body:
+            body = read_body(row.body)
+            self.read_bytes += len(body.texts.data)
+            return body
+
+        return Lines(block.host, block.num_lines, names, head, body)
+
+    def _learn(self, words: Array) -> None:
+        """Read the names of numbers of words that are not known."""
+        unknown = [word for word in np.unique(words).tolist() if word not in self._names]
+        self._names.update(read_words(self._connection, unknown))
+
+    def _selection(
+        self, where: list[sa.ColumnElement[bool]], within: Time | None = None
+    ) -> sa.Select[Any]:
+        block = tables.log_block.c
+        where = [*where, *self._within(within)]
+        if self._run_id is not None:
+            where.append(block.run_id == self._run_id)
+        else:  # the lines of a deleted run go a little later than the run
+            where.append(block.run_id.not_in(sa.select(tables.deletion.c.run_id)))
+            where += of_project(tables.log_block, self.query.project)
+        lookup = lookup_of(self.query.node)
+        if lookup is not None:
+            # Not by the number itself: blocks come in the order of time, the index only sieves.
+            indexed = (block.id + 0).in_(line_index.blocks_with(self._connection, lookup))
+            where.append(sa.or_(block.sealed != 1, indexed))
+        return sa.select(*_COLUMNS).where(*where)
+
+    def _within(self, within: Time | None) -> Iterator[sa.ColumnElement[bool]]:
+        block = tables.log_block.c
+        times = [leaf for leaf in _needed(self.whole) if isinstance(leaf, Time)]
+        for time in (*times, within or Time()):
+            if time.from_ns is not None:
+                yield block.time_hi_ns >= time.from_ns
+            if time.to_ns is not None:
+                yield block.time_lo_ns <= time.to_ns
 
 
 @dataclass(slots=True)
-class _Columns:
-    ids: list[Array] = field(default_factory=list)
-    times: list[Array] = field(default_factory=list)
-    levels: list[Array] = field(default_factory=list)
+class _PageSearch:
+    """Searches blocks in their order until the page is full and enough is counted."""
+
+    search: Search
+    page: _Page
+    found: Found
+    cursor: Cursor | None
+    sign: int
+
+    def run(self) -> None:
+        """Fill the page and the counts."""
+        within = _behind(self.cursor, self.sign)
+        with closing(self.search.chunks(within, self.sign)) as chunks:
+            self._run(chunks)
+
+    def _run(self, chunks: Iterable[list[_Block]]) -> None:
+        for chunk in chunks:
+            tallies = self.search.tallies(chunk)
+            base = match_tallies(self.search.base, tallies)
+            may = base[0]
+            if self.search.query.filters:
+                may = match_tallies(self.search.whole, tallies)[0]
+            is_for_page = np.bincount(tallies.at, may, len(chunk)) > 0
+            is_uncertain = self._count(chunk, tallies, base)
+            if not self._search(chunk, is_for_page, is_uncertain):
+                return
+            edges = np.array([self._edge(chunk[-1])])
+            if not self.found.is_counted and not self.page.wants(edges).any():
+                return
+
+    def _count(self, chunk: list[_Block], tallies: Tallies, base: Masks) -> Array:
+        """Count what tallies show; return the blocks of which they do not show all."""
+        if not self.found.is_counted:
+            return np.zeros(len(chunk), bool)
+        query = self.search.query
+        may, must = base
+        masks = {name: match_tallies(node, tallies)[0] for name, node in query.filters.items()}
+        unsure = may & ~must
+        for mask in masks.values():
+            unsure = unsure & mask
+        is_uncertain: Array = np.bincount(tallies.at, unsure, len(chunk)) > 0
+        ids = np.array([block.id for block in chunk], np.int64)
+        self.found.counts.add_tallies(tallies, ids, must & ~is_uncertain[tallies.at], masks)
+        return is_uncertain
+
+    def _search(self, chunk: list[_Block], is_for_page: Array, is_uncertain: Array) -> bool:
+        """Search the blocks of a chunk that matter; return whether to go on."""
+        edges = np.array([self._edge(block) for block in chunk])
+        left = np.flatnonzero(is_for_page | is_uncertain)
+        size = 2
+        while True:
+            left = left[is_uncertain[left] | self.page.wants(edges[left])]
+            if not len(left):
+                return True
+            group, left, size = left[:size], left[size:], min(2 * size, _FEW)
+            for at, (block, lines) in zip(
+                group.tolist(), self.search.loaded([chunk[at] for at in group]), strict=True
+            ):
+                edge = edges[at : at + 1]
+                if not is_uncertain[at] and not self.page.wants(edge).any():
+                    continue  # the page was filled by the blocks that were read with it
+                if self._is_enough(edge):
+                    return False
+                self._search_block(block, lines, bool(is_uncertain[at]))
+
+    def _is_enough(self, edge: Array) -> bool:
+        """Return whether to stop before a block; what is left out is noted."""
+        found, read_bytes = self.found, self.search.read_bytes
+        if self.page.wants(edge).any():
+            if read_bytes <= self.search.max_read_bytes:
+                return False
+            found.searched_to_ns, found.is_counted = int(edge[0]), False
+            return True
+        if read_bytes > COUNT_READ_BYTES or found.counts.total > COUNT_LINES:
+            found.is_counted = False
+        return not found.is_counted
+
+    def _search_block(self, block: _Block, lines: Lines, is_uncertain: bool) -> None:
+        query = self.search.query
+        masks = {name: match_lines(node, lines) for name, node in query.filters.items()}
+        base = match_lines(self.search.base, lines)
+        chosen = np.ones(len(lines), bool)
+        for mask in masks.values():
+            chosen &= mask
+        if not base.any() or (not is_uncertain and not chosen.any()):
+            return
+        chosen &= _in_order(lines.head, self.cursor, self.sign)
+        if is_uncertain and self.found.is_counted:
+            self.found.counts.add_lines(lines, base, masks)
+        hits = np.flatnonzero(base & chosen)
+        if hits.size and self.page.wants(np.array([self._edge(block)])).any():
+            self.page.add(block, lines, hits)
+
+    def _edge(self, block: _Block) -> int:
+        return block.time_hi_ns if self.sign > 0 else block.time_lo_ns
 
 
-def words_of(text: str) -> tuple[str, ...]:
-    """Return the words and phrases of a search, in lower case."""
-    found = (phrase or word for phrase, word in _WORD.findall(text.replace("\x00", " ")))
-    return tuple(dict.fromkeys(word.strip('"').lower() for word in found if word.strip('"')))
-
-
-def find(connection: sa.Connection, run_id: str | None, query: LogQuery) -> Matches:
-    """Return all matching lines of a run, or of all runs."""
-    columns = _Columns()
-    facets: dict[str, dict[Any, int]] = {name: {} for name in DIMENSIONS}
-    looked = 0
-    most = MAX_BODIES if query.words else MAX_BLOCKS
-    for block_id, head_data, body in _blocks(connection, run_id, query, most + 1):
-        looked += 1
-        if looked > most:
-            break
-        head = read_head(head_data)
-        base = _text_and_time(query, block_id, head, body)
-        if not base.any():
-            continue
-        masks = _masks(query, head)
-        _count_facets(facets, head, base, masks)
-        chosen = np.flatnonzero(base & np.logical_and.reduce(list(masks.values())))
-        columns.ids.append(block_id * LINES_PER_BLOCK + chosen)
-        columns.times.append(head.time_ns[chosen])
-        columns.levels.append(head.level[chosen])
-    return Matches(
-        ids=_joined(columns.ids),
-        times=_joined(columns.times),
-        levels=_joined(columns.levels),
-        facets=facets,
-        is_cut=looked > most,
-    )
-
-
-def newest_line_id(connection: sa.Connection, run_id: str) -> int:
+def newest_line_id(connection: sa.Connection, run_id: str | None) -> int:
     """Return the id of the line that came last; 0 for none."""
-    table = tables.log_block.c
+    block, data = tables.log_block.c, tables.log_lines.c
     row = connection.execute(
-        sa.select(table.id, table.count)
-        .where(table.run_id == run_id)
-        .order_by(table.id.desc())
+        sa.select(data.block_id, data.head)
+        .join_from(tables.log_block, tables.log_lines, block.id == data.block_id)
+        .where(*([block.run_id == run_id] if run_id is not None else []))
+        .order_by(block.id.desc())
         .limit(1)
     ).first()
-    return 0 if row is None else int(row[0]) * LINES_PER_BLOCK + int(row[1]) - 1
+    return 0 if row is None else int(read_head(row.head, row.block_id).ids[-1])
 
 
-def fetch(connection: sa.Connection, ids: list[int]) -> dict[int, tuple[str, Line]]:
-    """Return (run, line) for each id."""
-    table = tables.log_block.c
-    wanted: dict[int, list[int]] = {}
-    for line_id in ids:
-        wanted.setdefault(line_id // LINES_PER_BLOCK, []).append(line_id)
-    lines: dict[int, tuple[str, Line]] = {}
-    blocks = list(wanted)
-    for at in range(0, len(blocks), 500):  # SQLite bounds the number of parameters
-        rows = connection.execute(
-            sa.select(table.id, table.run_id, table.head, table.body).where(
-                table.id.in_(blocks[at : at + 500])
-            )
-        )
-        for row in rows:
-            head, body = read_head(row.head), read_body(row.body)
-            for line_id in wanted[row.id]:
-                index = line_id % LINES_PER_BLOCK
-                if index < len(body):
-                    lines[line_id] = (row.run_id, read_lines(head, body, index))
-    return lines
-
-
-def _blocks(
-    connection: sa.Connection, run_id: str | None, query: LogQuery, limit: int
-) -> Iterator[tuple[int, bytes, bytes | None]]:
-    table = tables.log_block.c
-    where = of_project(tables.log_block, query.project)
-    if run_id is not None:
-        where.append(table.run_id == run_id)
-    else:  # the lines of a deleted run go a little later than the run
-        where.append(table.run_id.not_in(sa.select(tables.deletion.c.run_id)))
-    if query.from_ns is not None:
-        where.append(table.time_hi_ns >= query.from_ns)
-    if query.to_ns is not None:
-        where.append(table.time_lo_ns <= query.to_ns)
-    if query.after_id is not None:
-        where.append(table.id >= query.after_id // LINES_PER_BLOCK)
-    trigrams = _trigrams(query.words) if connection.dialect.name == "sqlite" else []
-    if trigrams:
-        match = " AND ".join('"' + gram.replace('"', '""') + '"' for gram in trigrams)
-        indexed = sa.text(f"SELECT rowid FROM {INDEX_TABLE} WHERE {INDEX_TABLE} MATCH :match")
-        candidates = indexed.bindparams(match=match).columns(sa.column("rowid", sa.Integer))
-        where.append(sa.or_(table.sealed == 0, table.id.in_(candidates)))
-    body = table.body if query.words else sa.null()
+def find_line(connection: sa.Connection, run_id: str, line_id: int) -> FoundLine | None:
+    """Return a line by its id; None where the run has none of it."""
+    block, data, word = tables.log_block.c, tables.log_lines.c, tables.log_word.c
+    row_id = line_id >> ID_BITS
+    first = sa.case((block.first_row == 0, block.id), else_=block.first_row)
     rows = connection.execute(
-        sa.select(table.id, table.head, body)
-        .where(*where)
-        .order_by(table.time_hi_ns.desc())
-        .limit(limit)
+        sa.select(block.id, word.word, data.head, data.body)
+        .join_from(tables.log_block, tables.log_lines, block.id == data.block_id)
+        .join(tables.log_word, word.id == block.host)
+        .where(block.run_id == run_id, block.id >= row_id, first <= row_id)
+        .order_by(block.id)
     )
-    for row in rows:
-        yield int(row[0]), row[1], row[2]
+    for block_id, host, head_data, body_data in rows:
+        head = read_head(head_data, block_id)
+        if len(places := np.flatnonzero(head.ids == line_id)):
+            at = int(places[0])
+            words = [int(head.logger[at]), int(head.stream[at])]
+            names = read_words(connection, words)
+            line = read_line(host, names, head, read_body(body_data), at)
+            return FoundLine(line_id, run_id, line)
+    return None
 
 
-def _trigrams(words: tuple[str, ...]) -> list[str]:
-    """Return trigrams that a block must hold; a phrase gives those inside its words."""
-    grams: dict[str, None] = {}
-    for phrase in words:
-        for word in phrase.split():
-            grams.update(dict.fromkeys(word[at : at + 3] for at in range(len(word) - 2)))
-    return list(grams)[:MAX_TRIGRAMS]
+def _is_within_words(leaf: Node) -> bool:
+    return isinstance(leaf, Regex) or (isinstance(leaf, Text) and leaf.is_open_left)
 
 
-def _text_and_time(query: LogQuery, block_id: int, head: Head, body: bytes | None) -> Array:
-    mask = np.ones(len(head.time_ns), bool)
-    if query.from_ns is not None:
-        mask &= head.time_ns >= query.from_ns
-    if query.to_ns is not None:
-        mask &= head.time_ns <= query.to_ns
-    if query.after_id is not None:
-        mask &= block_id * LINES_PER_BLOCK + np.arange(len(mask)) > query.after_id
-    if query.words and body is not None and mask.any():
-        lines = read_body(body)
-        for index in np.flatnonzero(mask).tolist():
-            message, fields = lines[index]
-            host, logger = head.hosts[head.host[index]], head.loggers[head.logger[index]]
-            text = searchable(message, fields, host, logger)
-            mask[index] = all(word in text for word in query.words)
+def _needed(node: Node) -> list[Node]:
+    """Return leaves that every line must match."""
+    if isinstance(node, And):
+        return [leaf for child in node.nodes for leaf in _needed(child)]
+    return [node]
+
+
+def _behind(cursor: Cursor | None, sign: int) -> Time | None:
+    if cursor is None:
+        return None
+    return Time(None, cursor.time_ns) if sign > 0 else Time(cursor.time_ns, None)
+
+
+def _in_order(head: Head, cursor: Cursor | None, sign: int) -> Array:
+    """Return which lines come after the cursor."""
+    if cursor is None:
+        return np.ones(len(head.ids), bool)
+    times, ids = sign * head.time_ns, sign * head.ids
+    time, line_id = sign * cursor.time_ns, sign * cursor.line_id
+    mask: Array = (times < time) | ((times == time) & (ids < line_id))
     return mask
-
-
-def _masks(query: LogQuery, head: Head) -> dict[str, Array]:
-    return {
-        "rank": _in_ranges(head.rank, query.ranks),
-        "level": _in_ranges(head.level, query.levels),
-        "host": _in_words(head.host, head.hosts, query.hosts),
-        "logger": _in_words(head.logger, head.loggers, query.loggers),
-        "stream": _in_words(head.stream, head.streams, query.streams),
-    }
-
-
-def _in_ranges(values: Array, ranges: tuple[tuple[int, int], ...]) -> Array:
-    mask = np.full(len(values), not ranges)
-    for lo, hi in ranges:
-        mask |= (values >= lo) & (values <= hi)
-    return mask
-
-
-def _in_words(places: Array, words: list[str], wanted: tuple[str, ...]) -> Array:
-    if not wanted:
-        return np.ones(len(places), bool)
-    return np.isin(places, [at for at, word in enumerate(words) if word in wanted])
-
-
-def _count_facets(
-    facets: dict[str, dict[Any, int]], head: Head, base: Array, masks: dict[str, Array]
-) -> None:
-    words = {"host": head.hosts, "logger": head.loggers, "stream": head.streams}
-    for name in DIMENSIONS:
-        # Without its own filter: the page shows what choosing another value would give.
-        others = [mask for other, mask in masks.items() if other != name]
-        chosen = getattr(head, name)[base & np.logical_and.reduce(others)]
-        values, counts = np.unique(chosen, return_counts=True)
-        known = words.get(name)
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            key = known[value] if known is not None else value
-            facets[name][key] = facets[name].get(key, 0) + count
-
-
-def _joined(parts: list[Array]) -> Array:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

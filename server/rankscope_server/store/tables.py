@@ -231,21 +231,61 @@ op_rollup = sa.Table(
     sa.Column("histogram", sa.LargeBinary, nullable=False),
 )
 
-log_block = sa.Table(
-    "log_block",
+log_word = sa.Table(
+    "log_word",
     metadata,
     sa.Column("id", Serial, primary_key=True, autoincrement=True),
     _run(),
-    _number("sealed"),  # 0 while lines are still added; only sealed blocks are in the index
+    sa.Column("word", sa.Text, nullable=False),  # a host, a logger or a stream
+    sa.UniqueConstraint("run_id", "word"),
+)
+
+log_kind = sa.Table(
+    "log_kind",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    _run(),
+    _number("attempt"),
+    _number("rank"),
+    _number("level"),
+    _number("logger"),  # its word
+    _number("stream"),  # its word
+    _number("has_step"),
+    sa.UniqueConstraint("run_id", "attempt", "rank", "level", "logger", "stream", "has_step"),
+    sqlite_autoincrement=True,
+)
+
+log_block = sa.Table(
+    "log_block",
+    metadata,
+    # names its lines in links, also after blocks were joined: never given twice
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    _run(),
+    _number("host"),  # its word: a block is of one host
+    _number("sealed"),  # 0: may still be joined; 1: in the index; 2: full, too many words for it
     _number("count"),
+    _number("first_row"),  # the first block in which lines of it came; 0: none before itself
     _number("time_lo_ns"),
     _number("time_hi_ns"),
+    _number("step_lo"),  # of the lines whose step is known; 0: of none
+    _number("step_hi"),
     _number("level_hi"),
-    sa.Column("head", sa.LargeBinary, nullable=False),  # what filters and counts need
+    _number("num_bytes"),  # of its row in `log_lines`
+    sa.Column("tally", sa.LargeBinary, nullable=False),  # how many lines of which kind
+    sa.Index("ix_log_block_run_id_time_hi_ns_sealed", "run_id", "time_hi_ns", "sealed"),
+    sa.Index("ix_log_block_run_id_time_lo_ns_sealed", "run_id", "time_lo_ns", "sealed"),
+    sa.Index("ix_log_block_run_id_id", "run_id", "id"),
+    sa.Index("ix_log_block_run_id_sealed_host", "run_id", "sealed", "host"),
+    sa.Index("ix_log_block_time_hi_ns", "time_hi_ns"),
+    sqlite_autoincrement=True,
+)
+
+log_lines = sa.Table(
+    "log_lines",
+    metadata,
+    _number("block_id", key=True),
+    sa.Column("head", sa.LargeBinary, nullable=False),  # columns: time, rank, level, logger ...
     sa.Column("body", sa.LargeBinary, nullable=False),  # messages and fields
-    sa.Index("ix_log_block_run_id_time_hi_ns", "run_id", "time_hi_ns"),
-    sa.Index("ix_log_block_run_id_sealed", "run_id", "sealed"),
-    sqlite_autoincrement=True,  # ids name lines in links: never given twice
 )
 
 error_event = sa.Table(
@@ -634,4 +674,16 @@ audit = sa.Table(
     _number("count", 1),  # of equal things in a row: failed tries of one address
     sa.Index("ix_audit_project_id", "project", "id"),
     sqlite_autoincrement=True,
+)
+
+saved_search = sa.Table(
+    "saved_search",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.String(128), nullable=False),
+    sa.Column("q", sa.Text, nullable=False),
+    _number("created_ns"),
+    _project(),  # whose it is; * for those who see all
+    sa.UniqueConstraint("project", "name"),
+    sqlite_autoincrement=True,  # ids name them in links
 )

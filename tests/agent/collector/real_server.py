@@ -114,7 +114,8 @@ class RealServer:
         found: list[str] = []
         cursor = ""
         while True:
-            path = f"/api/v1/runs/{run_id}/logs?fold=false&limit=5000&cursor={cursor}"
+            choice = f"fold=false&limit=5000&q=-stream:finding&cursor={cursor}"
+            path = f"/api/v1/runs/{run_id}/logs?{choice}"
             with urllib.request.urlopen(self.url + path, timeout=60) as reply:
                 page = json.load(reply)
             found += [line["message"] for line in page["lines"]]

@@ -6,6 +6,7 @@ import { stack } from '../../../web/app/charts/histogram-maths.js';
 import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, stopwatch, words } from '../../../web/app/format.js';
 import { fold, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
+import { marked } from '../../../web/app/parts/querymark.js';
 import { visibleRange } from '../../../web/app/parts/range.js';
 import { carried, readCell, readPath, readRange, runPath, withQuery, writeCell } from '../../../web/app/url.js';
 
@@ -99,10 +100,20 @@ test('errors stay visible in a histogram however few they are', () => {
   assert.ok(parts[0].height >= 3);
 });
 
-test('what ranks say alike at one time is one line, what one rank repeats is not', () => {
-  const line = (id, rank, message, time_ms = 0) => ({ id, rank, ranks: [rank], message, time_ms, level: 'INFO', logger: 'a', stream: 'logging', count: 1 });
+test('lines alike, each soon after another, are one; later ones are another', () => {
+  const line = (id, rank, message, time_ms = 0) => ({ id, rank, ranks: [rank], message, time_ms, first_ms: time_ms, level: 'INFO', logger: 'a', stream: 'logging', attempt: 0, count: 1 });
   const told = fold([line(1, 0, 'x'), line(2, 1, 'x', 5), line(3, 0, 'x', 9), line(4, 2, 'y'), line(5, 3, 'x', 60_000)]);
-  assert.deepEqual(told.map((one) => [one.id, one.count, one.ranks]), [[1, 2, [0, 1]], [3, 1, [0]], [4, 1, [2]], [5, 1, [3]]]);
+  assert.deepEqual(
+    told.map((one) => [one.id, one.count, one.ranks, one.first_ms, one.time_ms]),
+    [[1, 3, [0, 1], 0, 9], [4, 1, [2], 0, 0], [5, 1, [3], 60_000, 60_000]],
+  );
+});
+
+test('a mistake in a search is marked where the server says, also behind what is no single code unit', () => {
+  assert.deepEqual(marked('a levle:error', [2, 8]), ['a ', 'levle:', 'error']);
+  assert.deepEqual(marked('\u{1f525} rank:x', [7, 8]), ['\u{1f525} rank:', 'x', '']);
+  assert.deepEqual(marked('a OR', [4, 5]), ['a OR', '\u00a0', '']);
+  assert.deepEqual(marked('a', null), ['a', '', '']);
 });
 
 test('a long log keeps the end that is read, and no line twice', () => {

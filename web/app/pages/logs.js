@@ -3,13 +3,14 @@
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { Histogram } from '../charts/histogram.js';
-import { count, plural } from '../format.js';
+import { count, dateTime, plural } from '../format.js';
 import { useKeys } from '../keys.js';
 import { setTitle } from '../page.js';
 import { Command, Empty, Problem, Skeleton } from '../parts/bits.js';
 import { VirtualList } from '../parts/list.js';
 import { Filters, LogLineRow, LogPanel } from '../parts/logline.js';
 import { useLogLines } from '../parts/loglines.js';
+import { SearchBox } from '../parts/searchbox.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -47,7 +48,10 @@ export function Page({ run, topic, overview, ended }) {
   const open = held.lines.findIndex((line) => String(line.id) === now.line);
   const all = overview.data?.counts.log_lines ?? null;
   const total = summary.data?.total ?? held.total;
-  const sentence = sentenceOf(total, all, now);
+  const mistake = [summary.error, held.error].some((error) => error?.status === 422 && error.detail.field === 'q');
+  const sentence = mistake
+    ? 'The search cannot be read'
+    : sentenceOf(total, all, now, summary.data?.is_at_least ?? false);
   useEffect(() => setTitle(sentence, 'Logs', run), [sentence]);
   useEffect(() => {
     setFollowing(!now.line);
@@ -76,7 +80,7 @@ export function Page({ run, topic, overview, ended }) {
     t.header(
       { class: 'pagehead' },
       t.h1({ id: 'verdict' }, sentence),
-      el(SearchField, {}),
+      el(SearchBox, { error: summary.error ?? held.error }),
       el(Spans, {}),
       t.a({ class: 'button small', href: csvHref(base) }, 'CSV'),
     ),
@@ -84,8 +88,11 @@ export function Page({ run, topic, overview, ended }) {
     t.div(
       { class: 'logtools' },
       el(Filters, { total }),
-      held.skipped > 0
-        ? t.span({ class: 'note' }, `${count(held.skipped)} skipped, all are stored and searchable`)
+      summary.data?.is_at_least
+        ? t.span({ class: 'note' }, 'Counted until the page was full: numbers are those of the newest lines')
+        : null,
+      held.skipped
+        ? t.span({ class: 'note' }, 'Newer lines came faster than they can be shown: all are stored and searchable')
         : null,
     ),
     t.div(
@@ -93,13 +100,16 @@ export function Page({ run, topic, overview, ended }) {
       el(Facets, { data: summary.data }),
       t.div(
         { class: 'loglist card' },
-        held.error ? el(Problem, { error: held.error, retry: () => location.reload(), what: 'the lines' }) : null,
+        held.error && !mistake
+          ? el(Problem, { error: held.error, retry: () => location.reload(), what: 'the lines' })
+          : null,
+        mistake ? el(Empty, { title: 'Mend the search above: it says where.' }) : null,
         held.lines.length === 0 && !held.error
           ? held.pending
-            ? el(Skeleton, { height: 300, waitsFor: 'the lines' })
-            : el(NoLines, { all, now })
+            ? el(Searching, { to: held.searchedTo })
+            : el(NoLines, { all, now, suggestion: held.suggestion })
           : null,
-        held.lines.length > 0
+        held.lines.length > 0 && !mistake
           ? el(VirtualList, {
               items: held.lines,
               row: ROW,
@@ -140,31 +150,16 @@ export function Page({ run, topic, overview, ended }) {
   );
 }
 
-/** @param {number} total @param {number | null} all @param {Record<string, string>} now */
-function sentenceOf(total, all, now) {
+/** @param {number} total @param {number | null} all @param {Record<string, string>} now @param {boolean} isAtLeast */
+function sentenceOf(total, all, now, isAtLeast) {
   const filtered = ['q', 'rank', 'level', 'host', 'logger', 'stream', 'from', 'to'].some((key) => now[key]);
   if (!filtered) return all === 0 || (all === null && total === 0) ? 'No log lines yet' : plural(total, 'log line');
-  return all === null
-    ? `${plural(total, 'line')} match`
-    : `${count(total)} of ${plural(Math.max(all, total), 'line')} ${total === 1 ? 'matches' : 'match'}`;
-}
-
-function SearchField() {
-  const [text, setText] = useState(query.value.q ?? '');
-  useEffect(() => setText(query.value.q ?? ''), [query.value.q]);
-  useEffect(() => {
-    if (text === (query.value.q ?? '')) return undefined;
-    const timer = setTimeout(() => setQuery({ q: text, line: null }, { replace: true }), 300);
-    return () => clearTimeout(timer);
-  }, [text]);
-  return t.input({
-    type: 'search',
-    class: 'wide',
-    placeholder: 'Search all lines',
-    'aria-label': 'Search all log lines of this run',
-    value: text,
-    onInput: (event) => setText(event.currentTarget.value),
-  });
+  const least = isAtLeast ? 'at least ' : '';
+  const said =
+    all === null
+      ? `${least}${plural(total, 'line')} match`
+      : `${least}${count(total)} of ${plural(Math.max(all, total), 'line')} ${total === 1 ? 'matches' : 'match'}`;
+  return said[0].toUpperCase() + said.slice(1);
 }
 
 function Spans() {
@@ -197,12 +192,14 @@ function Facets({ data }) {
   ];
   return t.nav(
     { class: 'facets', 'aria-label': 'Filters' },
-    groups.map(([name, values]) => (values.length > 0 ? el(Facet, { key: name, name, values }) : null)),
+    groups.map(([name, values]) =>
+      values.length > 0 ? el(Facet, { key: name, name, values, isAtLeast: data.is_at_least }) : null,
+    ),
   );
 }
 
-/** @param {{name: string, values: [string | number, number][]}} props */
-function Facet({ name, values }) {
+/** @param {{name: string, values: [string | number, number][], isAtLeast: boolean}} props */
+function Facet({ name, values, isAtLeast }) {
   const [all, setAll] = useState(false);
   const chosen = query.value[name];
   const word = (/** @type {string | number} */ value) =>
@@ -221,7 +218,7 @@ function Facet({ name, values }) {
           onClick: () => setQuery({ [name]: chosen === String(value) ? null : value, line: null }),
         },
         t.span(null, word(value)),
-        t.span({ class: 'faint' }, count(lines)),
+        t.span({ class: 'faint' }, isAtLeast ? `${count(lines)}+` : count(lines)),
       ),
     ),
     values.length > FACET_SHOWN && !all
@@ -230,14 +227,29 @@ function Facet({ name, values }) {
   );
 }
 
-/** @param {{all: number | null, now: Record<string, string>}} props */
-function NoLines({ all, now }) {
+/** How far back the search is, while it has found nothing. @param {{to: number | null}} props */
+function Searching({ to }) {
+  if (to === null) return el(Skeleton, { height: 300, waitsFor: 'the lines' });
+  return el(Empty, { title: `Nothing since ${dateTime(to)}. Searching further back …` });
+}
+
+/** @param {{all: number | null, now: Record<string, string>, suggestion: string | null}} props */
+function NoLines({ all, now, suggestion }) {
   const filtered = ['q', 'rank', 'level', 'host', 'logger', 'stream', 'from', 'to'].some((key) => now[key]);
   if (filtered)
     return el(
       Empty,
       { title: all === null ? 'No line matches.' : `0 of ${plural(all, 'line')} match.` },
-      t.p(null, 'Drop a filter above to widen it.'),
+      suggestion
+        ? t.p(
+            null,
+            'No such word. Within words: ',
+            t.button(
+              { type: 'button', class: 'link', onClick: () => setQuery({ q: suggestion }) },
+              t.code(null, suggestion),
+            ),
+          )
+        : t.p(null, 'Drop a filter above to widen it.'),
     );
   return el(
     Empty,

@@ -4,29 +4,26 @@
 
 /** How many lines the browser keeps. */
 export const RING = 50_000;
-const ALIKE_MS = 1000;
+const ALIKE_MS = 2000;
 
-/** Fold what several ranks said alike at one time into one line, as the server does for pages. Pure. @param {LogRow[]} lines */
+/** Fold lines alike, each soon after another, into one, as the server does for pages. Pure. @param {LogRow[]} lines */
 export function fold(lines) {
   /** @type {LogRow[]} */
   const folded = [];
   for (const line of lines) {
     const at = folded.findLastIndex(
       (one) =>
+        one.attempt === line.attempt &&
         one.message === line.message &&
         one.level === line.level &&
         one.logger === line.logger &&
         one.stream === line.stream,
     );
     const same = folded[at];
-    if (
-      same &&
-      line.ranks.length > 0 &&
-      Math.abs(line.time_ms - same.time_ms) < ALIKE_MS &&
-      !line.ranks.some((rank) => same.ranks.includes(rank))
-    )
-      folded[at] = { ...same, count: same.count + line.count, ranks: [...same.ranks, ...line.ranks] };
-    else folded.push(line);
+    if (same && Math.abs(line.first_ms - same.time_ms) <= ALIKE_MS) {
+      const ranks = [...new Set([...same.ranks, ...line.ranks])].sort((one, other) => one - other);
+      folded[at] = { ...same, count: same.count + line.count, ranks, time_ms: line.time_ms };
+    } else folded.push(line);
   }
   return folded;
 }

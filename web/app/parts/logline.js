@@ -6,6 +6,7 @@ import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { spans } from './ansi.js';
+import { Around } from './around.js';
 import { CopyButton, Icon } from './bits.js';
 
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
@@ -88,11 +89,15 @@ export function LogPanel({ line, run, close, step }) {
           )
         : null,
     ),
+    el(Around, { key: line.id, line, run }),
     t.dl(
       { class: 'facts tall' },
       fact('Time', dateTime(line.time_ms)),
       fact('Host', line.host),
       line.ranks.length > 1 ? fact('Ranks', rankWords(line.ranks)) : null,
+      line.count > 1
+        ? fact('Repeated', `${line.count.toLocaleString('en-US')} times since ${exactTime(line.first_ms)}`)
+        : null,
       fact('Logger', line.logger || '–'),
       fact('Stream', line.stream),
       line.step ? fact('Step', line.step.toLocaleString('en-US')) : null,
@@ -105,7 +110,7 @@ export function LogPanel({ line, run, close, step }) {
 /** The filters in force, and the way to drop each. @param {{total: number}} props */
 export function Filters({ total }) {
   const now = query.value;
-  const set = ['q', 'rank', 'level', 'host', 'logger', 'stream'].filter((key) => now[key]);
+  const set = ['rank', 'level', 'host', 'logger', 'stream'].filter((key) => now[key]);
   if (now.from || now.to) set.push('time');
   if (set.length === 0) return null;
   return t.p(
@@ -121,9 +126,7 @@ export function Filters({ total }) {
         },
         key === 'time'
           ? `${now.from ? exactTime(Number(now.from)) : 'start'} – ${now.to ? exactTime(Number(now.to)) : 'now'}`
-          : key === 'q'
-            ? `“${now.q}”`
-            : `${key} ${now[key]}`,
+          : `${key} ${now[key]}`,
         el(Icon, { name: 'cross', size: 9 }),
       ),
     ),

@@ -8,9 +8,13 @@ import { fold, join, RING } from './fold.js';
 
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
 /** @typedef {import('../../types/api.js').Logs} Logs */
-/** @typedef {{lines: LogRow[], total: number, fresh: number, skipped: number, older: string | null, error: Failure | null, pending: boolean, path: string}} Held */
+/**
+ * `searchedTo`: the time back to which a search has looked that has found nothing yet.
+ * @typedef {{lines: LogRow[], total: number, fresh: number, skipped: boolean, older: string | null, searchedTo: number | null, suggestion: string | null, error: Failure | null, pending: boolean, path: string}} Held
+ */
 
-const PAGE = 500;
+const PAGE = 100;
+const TAIL = 1000;
 
 /**
  * @param {string} base path with the filters
@@ -22,8 +26,10 @@ export function useLogLines(base, { topic, live }) {
       lines: [],
       total: 0,
       fresh: 0,
-      skipped: 0,
+      skipped: false,
       older: null,
+      searchedTo: null,
+      suggestion: null,
       error: null,
       pending: true,
       path: '',
@@ -37,19 +43,32 @@ export function useLogLines(base, { topic, live }) {
     let waiting = false;
     lastId.current = 0;
 
-    /** @param {number} skipped */
+    /** @param {string | null} cursor @returns {Promise<Logs>} */
+    async function read(cursor) {
+      const got = await ask(withQuery(base, { limit: PAGE, cursor }), { signal: control.signal });
+      return got?.data;
+    }
+
+    /** @param {boolean} skipped */
     async function newest(skipped) {
-      setHeld((old) => ({ ...old, pending: true }));
+      setHeld((old) => ({ ...old, pending: true, searchedTo: null }));
       try {
-        const got = await ask(withQuery(base, { limit: PAGE }), { signal: control.signal });
-        const page = /** @type {Logs} */ (got?.data);
-        lastId.current = page.last_id;
+        let page = await read(null);
+        const first = page;
+        lastId.current = first.last_id;
+        while (page.lines.length === 0 && page.next_cursor) {
+          const searchedTo = page.searched_to_ms;
+          setHeld((old) => ({ ...old, lines: [], searchedTo }));
+          page = await read(page.next_cursor);
+        }
         setHeld({
           lines: [...page.lines].reverse(),
           total: page.total,
           fresh: 0,
           skipped,
           older: page.next_cursor,
+          searchedTo: null,
+          suggestion: first.suggestion,
           error: null,
           pending: false,
           path: base,
@@ -68,11 +87,10 @@ export function useLogLines(base, { topic, live }) {
       if (document.hidden) return;
       busy.current = true;
       try {
-        const got = await ask(withQuery(base, { after: lastId.current, limit: PAGE }), { signal: control.signal });
+        const got = await ask(withQuery(base, { after: lastId.current, limit: TAIL }), { signal: control.signal });
         const page = /** @type {Logs} */ (got?.data);
-        const behind = page.capped ? page.capped.total - page.capped.shown : 0;
         lastId.current = Math.max(lastId.current, page.last_id);
-        if (behind > PAGE) await newest(behind);
+        if (page.is_behind) await newest(true);
         else if (page.lines.length > 0)
           setHeld((old) => ({
             ...old,
@@ -81,7 +99,7 @@ export function useLogLines(base, { topic, live }) {
             fresh: old.fresh + page.lines.length,
             error: null,
           }));
-        waiting = waiting || (behind > 0 && behind <= PAGE);
+        waiting = waiting || page.lines.length >= TAIL;
       } catch {
         // the next hint or poll asks again
       }
@@ -93,7 +111,7 @@ export function useLogLines(base, { topic, live }) {
     }
 
     busy.current = false;
-    newest(0);
+    newest(false);
     const stop =
       topic && live
         ? follow(topic, (change) => (change === null || change.changed.includes('logs')) && tail())

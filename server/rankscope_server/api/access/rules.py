@@ -141,6 +141,10 @@ RULES: dict[str, Rule] = {
     "POST /api/v1/alerts/channels/{id}/test": replace(OPERATE_ALL, deed="try alert channel"),
     "POST /api/v1/alerts/deliveries/{id}/send": replace(OPERATE_ALL, deed="send alert again"),
     "POST /api/v1/alerts/{id}/close": replace(OPERATE_ALL, deed="close alert"),
+    f"GET {_RUN}/logs/{{id}}/context": READ,
+    "GET /api/v1/searches": READ,
+    "POST /api/v1/searches": READ,
+    "DELETE /api/v1/searches/{id}": READ,
     f"GET {_RUN}/advice": READ,
     f"GET {_RUN}/advice/history": READ,
     f"POST {_RUN}/advice/reports": replace(OPERATE, deed="report what was done"),
@@ -217,7 +221,7 @@ def _check_role(rule: Rule, principal: Principal) -> None:
 async def _check_path(request: Request, rule: Rule, principal: Principal) -> str:
     """Return the project of what a path names, empty where it names none. Raises Problem 404."""
     run, id = request.path_params.get("run"), request.path_params.get("id")
-    is_preflight = run is None and id is not None
+    is_preflight = run is None and request.scope["route"].path.startswith(_PREFLIGHT)
     if principal.preflight and id is not None and id != principal.preflight:
         raise Problem(
             401, "this is the token of another preflight", "Authorization", "send its own token"

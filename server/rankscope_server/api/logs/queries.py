@@ -1,7 +1,9 @@
-"""Pages of log lines with histogram and facets; the search over all runs."""
+"""Pages of log lines with histogram and facets, lines around a line, the search over all runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -9,23 +11,44 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server.answers import Capped, of_row
-from rankscope_server.api.logs.schema import LogFacets, LogHistogram, LogRow, Logs, SearchAnswer
+from rankscope_server.answers import of_row, to_ms
+from rankscope_server.api.logs.schema import (
+    LogContext,
+    LogFacets,
+    LogHistogram,
+    LogRow,
+    Logs,
+    SearchAnswer,
+)
 from rankscope_server.api.parameters import items, to_ns
 from rankscope_server.ingest.records import MAX_RANK
-from rankscope_server.problems import Problem
-from rankscope_server.store.lines import Line
-from rankscope_server.store.search import LogQuery, Matches, fetch, find, newest_line_id, words_of
-from rankscope_server.text import LEVEL_BOUNDS, LEVELS, level_name
+from rankscope_server.problems import Problem, not_found
+from rankscope_server.search.filters import level_range
+from rankscope_server.search.parse import parse
+from rankscope_server.search.tree import And, Names, Node, Numbers, Or, QueryError, Text
+from rankscope_server.store.line_counts import Counts
+from rankscope_server.store.search import (
+    Cursor,
+    Found,
+    FoundLine,
+    LogQuery,
+    Search,
+    find_line,
+    newest_line_id,
+)
+from rankscope_server.text import LEVELS, level_name
 
 MAX_LIMIT = 5_000
+MAX_CONTEXT = 200
 MAX_FACET_VALUES = 100
 HISTOGRAM_BUCKETS = 60
-FOLD_WITHIN_NS = 2_000_000_000
-_BUCKETS_MS = tuple(
-    float(size)
-    for size in "1 2 5 10 20 50 100 200 500 1e3 2e3 5e3 1e4 3e4 6e4 3e5 6e5 18e5 36e5".split()
-)
+MIN_HISTOGRAM_NS = 10 * 10**9  # lines of one moment stand in the middle of some seconds
+FOLD_WITHIN_MS = 2_000
+_BUCKETS_MS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000,
+    600_000, 1_800_000, 3_600_000,
+)  # fmt: skip
+_NO_FACETS = LogFacets(rank=[], level=[], host=[], logger=[], stream=[])
 
 
 def logs(
@@ -33,167 +56,242 @@ def logs(
     run_id: str,
     query: LogQuery,
     limit: int,
-    cursor: str | None,
-    fold: bool,
+    cursor: str | None = None,
+    fold: bool = True,
 ) -> Logs:
-    """Return a page, newest first; with `query.after_id` what came later, oldest first."""
-    limit = min(max(limit, 1), MAX_LIMIT)
-    matches = find(connection, run_id, query)
-    newest = newest_line_id(connection, run_id)
-    if query.after_id is not None:
-        ids = np.sort(matches.ids)[:limit].tolist()
-        # A full page may leave lines out: the reader continues from the last one it got.
-        last_id = ids[-1] if len(ids) == limit else max(newest, query.after_id)
-        rows = _rows(connection, ids)
-        return Logs(
-            total=len(matches.ids), lines=rows, histogram=None, facets=_facets(matches),
-            next_cursor=None, last_id=last_id, capped=_capped(matches),
-        )  # fmt: skip
-    ids, next_cursor = _page(matches, limit, cursor)
-    rows = _rows(connection, ids)
+    """Return a page, newest first. Only the first one has counts. Raises Problem 422."""
+    with _pointing():
+        search = Search(connection, run_id, query)
+    found = search.page(limit, _parse_cursor(cursor), is_counting=cursor is None)
+    rows = [_row(line) for line in found.lines]
     return Logs(
-        total=len(matches.ids),
+        total=max(found.counts.total, len(rows)),
+        is_at_least=not found.is_counted,
         lines=fold_rows(rows) if fold else rows,
-        histogram=_histogram(matches, query),
-        facets=_facets(matches),
-        next_cursor=next_cursor,
-        last_id=newest,
-        capped=_capped(matches),
+        histogram=_histogram(search, found.counts),
+        facets=_facets(found.counts),
+        next_cursor=_cursor(found),
+        last_id=newest_line_id(connection, run_id),
+        searched_to_ms=to_ms(found.searched_to_ns),
+        is_behind=False,
+        suggestion=None,
     )
 
 
-def search(connection: sa.Connection, project: str | None, text: str, limit: int) -> SearchAnswer:
-    """Return the newest lines of all runs of a project that hold `text`."""
-    limit = min(max(limit, 1), MAX_LIMIT)
-    matches = find(connection, None, LogQuery(words=words_of(text), project=project))
-    ids, _ = _page(matches, limit, None)
+def tail(
+    connection: sa.Connection, run_id: str, query: LogQuery, after_id: int, limit: int
+) -> Logs:
+    """Return what came after a line, oldest first. Raises Problem 422."""
+    with _pointing():
+        search = Search(connection, run_id, query)
+    lines, last_id, is_behind = search.tail(after_id, limit)
+    return Logs(
+        total=len(lines), is_at_least=is_behind, lines=[_row(line) for line in lines],
+        histogram=None, facets=_NO_FACETS, next_cursor=None, last_id=last_id,
+        searched_to_ms=None, is_behind=is_behind, suggestion=None,
+    )  # fmt: skip
+
+
+def with_suggestion(
+    connection: sa.Connection, run_id: str, text: str, query: LogQuery, answer: Logs
+) -> Logs:
+    """Return an answer without lines with a wider query beside it, where that finds something.
+
+    The wider one looks for its words within words too.
+    """
+    wider = text
+    for leaf in reversed(_words(query.node)):
+        start, end = leaf.place.start, leaf.place.end
+        wider = f"{wider[:start]}*{wider[start:end].strip('*')}*{wider[end:]}"
+    try:
+        node = parse(wider, 0)
+    except QueryError:
+        return answer
+    if wider == text or answer.searched_to_ms is not None:
+        return answer
+    found = Search(connection, run_id, replace(query, node=node)).page(1, is_counting=False)
+    return msgspec.structs.replace(answer, suggestion=wider) if found.lines else answer
+
+
+def context(
+    connection: sa.Connection, run_id: str, line_id: int, num_lines: int, everyone: bool
+) -> LogContext:
+    """Return the lines before and after one, of its rank or of all. Raises Problem 404."""
+    found = find_line(connection, run_id, line_id)
+    if found is None:
+        raise not_found(f"run {run_id} has no line {line_id}", "it may have been removed", "id")
+    line = found.line
+    node = And() if everyone else And((
+        Numbers("rank", ((line.rank, line.rank),)),
+        Numbers("attempt", ((line.attempt, line.attempt),)),
+        *([Names("host", (line.host,))] if line.rank < 0 else []),
+    ))  # fmt: skip
+    search = Search(connection, run_id, LogQuery(node))
+    place = Cursor(line.time_ns, line_id)
+    before = search.page(num_lines, place, is_counting=False).lines[::-1]
+    after = search.page(num_lines, place, is_counting=False, is_oldest_first=True).lines
+    rows = [_row(one) for one in (*before, found, *after)]
+    return LogContext(line=_row(found), lines=rows)
+
+
+def search(
+    connection: sa.Connection, query: LogQuery, limit: int, cursor: str | None
+) -> SearchAnswer:
+    """Return the newest lines of all runs that match. Raises Problem 422."""
+    with _pointing():
+        search = Search(connection, None, query)
+    found = search.page(limit, _parse_cursor(cursor), is_counting=cursor is None)
+    rows = [_row(line) for line in found.lines]
     return SearchAnswer(
-        total=len(matches.ids), lines=fold_rows(_rows(connection, ids)), capped=_capped(matches)
+        total=max(found.counts.total, len(rows)),
+        is_at_least=not found.is_counted,
+        lines=fold_rows(rows),
+        next_cursor=_cursor(found),
+        searched_to_ms=to_ms(found.searched_to_ns),
     )
 
 
-def parse_query(
-    q: str = "",
+def parse_box(q: str, now_ns: int) -> Node:
+    """Return the tree of the search box. Raises Problem 422 that points at the character."""
+    with _pointing():
+        return parse(q, now_ns)
+
+
+def parse_filters(
     rank: str = "",
     host: str = "",
     level: str = "",
     min_level: str = "",
     stream: str = "",
     logger: str = "",
-    from_ms: float | None = None,
-    to_ms: float | None = None,
-    after: int | None = None,
-) -> LogQuery:
-    """Return the query that the parameters of a request ask for. Raises Problem 422."""
-    query = LogQuery(
-        words=words_of(q),
-        ranks=_parse_ranks(rank),
-        levels=tuple(_level_range(name) for name in items(level)),
-        hosts=tuple(items(host)),
-        loggers=tuple(items(logger)),
-        streams=tuple(items(stream)),
-        from_ns=to_ns(from_ms),
-        to_ns=to_ns(to_ms),
-        after_id=after,
-    )
+) -> dict[str, Node]:
+    """Return the filters that parameters of a request ask for. Raises Problem 422."""
+    filters: dict[str, Node] = {}
+    if ranks := _parse_ranks(rank):
+        filters["rank"] = Numbers("rank", ranks)
+    if levels := tuple(_level_range(name) for name in items(level)):
+        filters["level"] = Numbers("level", levels)
     if min_level:
-        query = replace(query, levels=((_level_range(min_level)[0], 1 << 30),))
-    return query
+        filters["level"] = Numbers("level", ((_level_range(min_level)[0], 1 << 30),))
+    if hosts := items(host):
+        filters["host"] = Names("host", tuple(hosts))
+    if streams := items(stream):
+        filters["stream"] = Names("stream", tuple(streams))
+    if loggers := items(logger):
+        filters["logger"] = Names("logger", tuple(loggers))
+    return filters
+
+
+def log_query(
+    node: Node, filters: dict[str, Node], from_ms: float | None, to_ms: float | None
+) -> LogQuery:
+    """Return the query of a request."""
+    return LogQuery(node, filters, to_ns(from_ms), to_ns(to_ms))
 
 
 def fold_rows(rows: list[LogRow]) -> list[LogRow]:
-    """Join lines that several ranks wrote alike within two seconds into one."""
+    """Join lines alike into one: of one rank or of several, each within two seconds of another."""
     folded: list[LogRow] = []
     places: dict[tuple[Any, ...], int] = {}
     for row in rows:
         key = (row.run_id, row.attempt, row.level, row.logger, row.stream, row.message)
         at = places.get(key)
-        if at is not None:
-            first = folded[at]
-            near = abs(first.time_ms - row.time_ms) * 1e6 <= FOLD_WITHIN_NS
-            if near and row.rank not in first.ranks:
-                folded[at] = _joined(first, row)
-                continue
+        if at is not None and abs(folded[at].first_ms - row.time_ms) <= FOLD_WITHIN_MS:
+            folded[at] = _joined(folded[at], row)
+            continue
         places[key] = len(folded)
         folded.append(row)
     return folded
 
 
 def _joined(first: LogRow, row: LogRow) -> LogRow:
-    ranks = sorted([*first.ranks, row.rank])
-    return msgspec.structs.replace(first, count=first.count + 1, ranks=ranks)
+    ranks = sorted({*first.ranks, row.rank})
+    return msgspec.structs.replace(
+        first, count=first.count + 1, ranks=ranks, first_ms=min(first.first_ms, row.time_ms)
+    )
 
 
-def _page(matches: Matches, limit: int, cursor: str | None) -> tuple[list[int], str | None]:
-    ids, times = matches.ids, matches.times
-    if cursor:
-        time, line_id = _parse_cursor(cursor)
-        older = (times < time) | ((times == time) & (ids < line_id))
-        ids, times = ids[older], times[older]
-    order = np.lexsort((-ids, -times))[:limit]
-    page = ids[order].tolist()
-    if len(page) == len(ids) or not page:
-        return page, None
-    return page, f"{times[order[-1]]}.{page[-1]}"
+def _words(node: Node) -> list[Text]:
+    """Return the words that must be found, in the order in which they were written."""
+    if isinstance(node, And | Or):
+        return [word for child in node.nodes for word in _words(child)]
+    if isinstance(node, Text) and not (node.is_open_left and node.is_open_right):
+        return [node]
+    return []
 
 
-def _parse_cursor(cursor: str) -> tuple[int, int]:
+@contextmanager
+def _pointing() -> Iterator[None]:
+    """Turn a mistake in the search box into an answer that points at it."""
+    try:
+        yield
+    except QueryError as error:
+        at = (error.place.start, error.place.end)
+        raise Problem(422, error.what, "q", error.remedy, at=at) from error
+
+
+def _cursor(found: Found) -> str | None:
+    return None if found.cursor is None else f"{found.cursor.time_ns}.{found.cursor.line_id}"
+
+
+def _parse_cursor(cursor: str | None) -> Cursor | None:
+    if not cursor:
+        return None
     time, _, line_id = cursor.partition(".")
     if not (time.isdigit() and line_id.isdigit() and len(cursor) < 45):
         raise Problem(422, "not a cursor of this server", "cursor", "use next_cursor as it came")
-    return int(time), int(line_id)
+    return Cursor(min(int(time), (1 << 63) - 1), min(int(line_id), (1 << 63) - 1))
 
 
-def _rows(connection: sa.Connection, ids: list[int]) -> list[LogRow]:
-    lines = fetch(connection, ids)
-    return [_row(line_id, *lines[line_id]) for line_id in ids if line_id in lines]
-
-
-def _row(line_id: int, run_id: str, line: Line) -> LogRow:
+def _row(found: FoundLine) -> LogRow:
+    line = found.line
     return of_row(
         LogRow,
         line,
-        id=line_id,
-        run_id=run_id,
+        id=found.id,
+        run_id=found.run_id,
         level=level_name(line.level),
         count=1,
+        first_ms=line.time_ns / 1e6,
         ranks=[line.rank],
     )
 
 
-def _histogram(matches: Matches, query: LogQuery) -> LogHistogram | None:
-    if not len(matches.times):
+def _histogram(search: Search, counts: Counts) -> LogHistogram | None:
+    span = counts.span()
+    if span is None:
         return None
-    lo = (query.from_ns if query.from_ns is not None else int(matches.times.min())) / 1e6
-    hi = (query.to_ns if query.to_ns is not None else int(matches.times.max())) / 1e6
-    span = max(hi - lo, 1.0)
-    bucket = next((size for size in _BUCKETS_MS if span / size <= HISTOGRAM_BUCKETS), None)
-    bucket = float(bucket or 36e5 * np.ceil(span / 36e5 / HISTOGRAM_BUCKETS))
-    start = np.floor(lo / bucket) * bucket
-    count = int((hi - start) // bucket) + 1
-    places = np.clip(((matches.times / 1e6 - start) // bucket).astype(np.int64), 0, count - 1)
-    levels = {}
+    query = search.query
+    beside_ns = max(MIN_HISTOGRAM_NS - (span[1] - span[0]), 0) // 2
+    lo_ms = (query.from_ns if query.from_ns is not None else span[0] - beside_ns) // 10**6
+    hi_ms = (query.to_ns if query.to_ns is not None else span[1] + beside_ns) // 10**6
+    wanted_ms = max(hi_ms - lo_ms, 1) / HISTOGRAM_BUCKETS
+    bucket_ms = next((size for size in _BUCKETS_MS if size >= wanted_ms), None)
+    bucket_ms = bucket_ms or _BUCKETS_MS[-1] * int(np.ceil(wanted_ms / _BUCKETS_MS[-1]))
+    start_ms = lo_ms // bucket_ms * bucket_ms
+    num_buckets = (hi_ms - start_ms) // bucket_ms + 1
+    found = search.histogram(counts, start_ms * 10**6, bucket_ms * 10**6, num_buckets)
+    levels: dict[str, list[int]] = {}
     for name in LEVELS:
-        least, most = _level_range(name)
-        chosen = places[(matches.levels >= least) & (matches.levels <= most)]
-        if len(chosen):
-            levels[name] = np.bincount(chosen, minlength=count).tolist()
+        parts = [sums for level, sums in found.levels.items() if level_name(level) == name]
+        if parts:
+            levels[name] = np.sum(parts, axis=0).astype(int).tolist()
     return LogHistogram(
-        from_ms=float(start), to_ms=float(start + count * bucket), bucket_ms=bucket, levels=levels
-    )
+        from_ms=float(start_ms), to_ms=float(start_ms + num_buckets * bucket_ms),
+        bucket_ms=float(bucket_ms), levels=levels, is_exact=found.is_exact,
+    )  # fmt: skip
 
 
-def _facets(matches: Matches) -> LogFacets:
-    facets = matches.facets
+def _facets(counts: Counts) -> LogFacets:
     levels: dict[str, int] = {}
-    for level, count in facets["level"].items():
+    for level, count in counts.facet("level").items():
         levels[level_name(level)] = levels.get(level_name(level), 0) + count
     return LogFacets(
-        rank=_top(facets["rank"]),
+        rank=_top(counts.facet("rank")),
         level=[(name, levels[name]) for name in LEVELS if name in levels],
-        host=_top(facets["host"]),
-        logger=_top(facets["logger"]),
-        stream=_top(facets["stream"]),
+        host=_top(counts.facet("host")),
+        logger=_top(counts.facet("logger")),
+        stream=_top(counts.facet("stream")),
     )
 
 
@@ -201,20 +299,11 @@ def _top(counts: dict[Any, int]) -> list[tuple[Any, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_FACET_VALUES]
 
 
-def _capped(matches: Matches) -> Capped | None:
-    # How many lines are in blocks that were not searched is not known: at least one more.
-    total = len(matches.ids)
-    return Capped(shown=total, total=total + 1) if matches.is_cut else None
-
-
 def _level_range(name: str) -> tuple[int, int]:
-    upper = name.strip().upper()
-    upper = {"WARN": "WARNING", "FATAL": "CRITICAL"}.get(upper, upper)
-    if upper not in LEVEL_BOUNDS:
+    known = level_range(name.strip())
+    if known is None:
         raise Problem(422, f"level {name[:20]!r} is not known", "level", f"use {', '.join(LEVELS)}")
-    place = LEVELS.index(upper)
-    most = LEVEL_BOUNDS[LEVELS[place - 1]] - 1 if place else 1 << 30
-    return LEVEL_BOUNDS[upper], most
+    return known
 
 
 def _parse_ranks(text: str) -> tuple[tuple[int, int], ...]:

@@ -1,22 +1,28 @@
-"""Log lines of a run, and the search over all runs."""
+"""Log lines of a run, those around a line, and the search over all runs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from dataclasses import replace
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+import sqlalchemy as sa
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from rankscope_server.api.access.rules import sender
 from rankscope_server.api.logs import queries as log_queries
-from rankscope_server.api.logs.schema import Logs, SearchAnswer
+from rankscope_server.api.logs.schema import LogContext, Logs, SearchAnswer
+from rankscope_server.api.parameters import Milliseconds
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import reading
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem
 
 router = APIRouter(prefix="/api/v1", tags=["logs"])
-Milliseconds = Annotated[float | None, Query(ge=0, le=4e12, allow_inf_nan=False)]
 Limit = Annotated[int, Query(ge=1, le=log_queries.MAX_LIMIT)]
+LineId = Annotated[int, Path(ge=0, lt=1 << 62)]
+NumLines = Annotated[int, Query(ge=0, le=log_queries.MAX_CONTEXT)]
+_ENDED = ("ended", "failed")
 
 
 @router.get("/runs/{run}/logs", **documented(Logs))
@@ -38,19 +44,43 @@ def logs(
     fold: bool = True,
 ) -> Response:
     """Return a page of lines, newest first; with `after` only newer ones, oldest first."""
-    query = log_queries.parse_query(
-        q, rank, host, level, min_level, stream, logger, from_ms, to_ms, after
-    )
+    filters = log_queries.parse_filters(rank, host, level, min_level, stream, logger)
+    with reading(request, run) as (connection, row):
+        node = log_queries.parse_box(q, _now_ns(row))
+        query = log_queries.log_query(node, filters, from_ms, to_ms)
+        if after is not None:
+            body = log_queries.tail(connection, run, query, after, limit)
+        else:
+            body = log_queries.logs(connection, run, query, limit, cursor, fold)
+            if not body.lines and not cursor:
+                body = log_queries.with_suggestion(connection, run, q, query, body)
+    return send(request, body, body.lines)
+
+
+@router.get("/runs/{run}/logs/{id}/context", **documented(LogContext))
+def context(
+    request: Request, run: str, id: LineId, lines: NumLines = 20, everyone: bool = False
+) -> Response:
+    """Return a line and so many before and after it, of its rank, or of all at that time."""
     with reading(request, run) as (connection, _):
-        body = log_queries.logs(connection, run, query, limit, cursor, fold)
+        body = log_queries.context(connection, run, id, lines, everyone)
     return send(request, body, body.lines)
 
 
 @router.get("/search", **documented(SearchAnswer))
-def search(request: Request, q: str = "", limit: Limit = 100) -> Response:
+def search(
+    request: Request, q: str = "", limit: Limit = 100, cursor: str | None = None
+) -> Response:
     """Search the lines of all runs that the sender may see, newest first."""
     if not q.strip():
         raise Problem(422, "nothing to search for", "q", "give at least one word")
     with service_of(request).read() as connection:
-        body = log_queries.search(connection, sender(request).only_project, q, limit)
+        node, project = log_queries.parse_box(q, time.time_ns()), sender(request).only_project
+        query = replace(log_queries.log_query(node, {}, None, None), project=project)
+        body = log_queries.search(connection, query, limit, cursor)
     return send(request, body, body.lines)
+
+
+def _now_ns(run: sa.Row[Any]) -> int:
+    """Return from when on `since:-10m` counts: of a run that has ended, from its end."""
+    return int(run.last_seen_ns) if run.status in _ENDED else time.time_ns()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rankscope_server.answers import Capped, Schema
+from rankscope_server.answers import Schema
 
 
 class LogRow(Schema, frozen=True):
-    """One line, or one that several ranks wrote alike."""
+    """One line, or several alike: how many, from when on, of which ranks."""
 
     id: int
     time_ms: float
@@ -21,6 +21,7 @@ class LogRow(Schema, frozen=True):
     step: int
     fields: dict[str, str]
     count: int
+    first_ms: float
     ranks: list[int]
 
 
@@ -31,6 +32,7 @@ class LogHistogram(Schema, frozen=True):
     to_ms: float
     bucket_ms: float
     levels: dict[str, list[int]]
+    is_exact: bool
 
 
 class LogFacets(Schema, frozen=True):
@@ -44,20 +46,50 @@ class LogFacets(Schema, frozen=True):
 
 
 class Logs(Schema, frozen=True):
-    """A page of lines, newest first; with `after` oldest first."""
+    """A page of lines, newest first; with `after` oldest first.
+
+    With `is_at_least` the counts are those of the newest lines that match: there are more.
+    """
 
     total: int
+    is_at_least: bool
     lines: list[LogRow]
     histogram: LogHistogram | None
     facets: LogFacets
     next_cursor: str | None
     last_id: int
-    capped: Capped | None = None
+    searched_to_ms: float | None  # lines before were not searched; the next page goes on there
+    is_behind: bool  # of `after`: more came than one answer looks at
+    suggestion: str | None  # a wider query that finds something, where this one finds nothing
+
+
+class LogContext(Schema, frozen=True):
+    """A line with those around it, oldest first."""
+
+    line: LogRow
+    lines: list[LogRow]
 
 
 class SearchAnswer(Schema, frozen=True):
     """Lines of all runs, newest first."""
 
     total: int
+    is_at_least: bool
     lines: list[LogRow]
-    capped: Capped | None = None
+    next_cursor: str | None
+    searched_to_ms: float | None
+
+
+class SavedSearch(Schema, frozen=True):
+    """A search that a person keeps."""
+
+    id: int
+    name: str
+    q: str
+    created_ms: float
+
+
+class SavedSearches(Schema, frozen=True):
+    """All searches that are kept, by name."""
+
+    searches: list[SavedSearch]

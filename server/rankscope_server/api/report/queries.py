@@ -24,6 +24,7 @@ from rankscope_server.api.steps.budget import budget
 from rankscope_server.api.steps.queries import RECENT_STEPS
 from rankscope_server.findings.finding import SEVERITIES
 from rankscope_server.findings.text import confidence_word
+from rankscope_server.search.tree import Names, Not
 from rankscope_server.store.search import LogQuery
 
 MAX_RANKS = 256
@@ -45,7 +46,8 @@ def report(
     everyone = ranks(connection, run, None, silent_before_ns).ranks
     answer = answer_of(first.answer, first.run, origin)
     shown = _first_ranks(everyone, first.verdict)
-    last = logs(connection, run_id, LogQuery(), MAX_LINES, None, fold=True)
+    said = Not(Names("stream", ("finding",)))  # findings have a part of their own
+    last = logs(connection, run_id, LogQuery(said), MAX_LINES)
     is_recording = run.launcher == IMPORTED
     return Report(
         format=REPORT_FORMAT,

@@ -1,4 +1,4 @@
-"""The first tables, generated from `store/tables.py`, and the full-text index of SQLite.
+"""The first tables, generated from `store/tables.py`, and the full-text index of log lines.
 
 Until the first release every change of the tables is another first version, so that a database
 of an older one is refused and not read wrongly. The release writes these operations out.
@@ -12,23 +12,18 @@ from alembic import op
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from rankscope_server.store.lines import INDEX_TABLE
+from rankscope_server.store.line_index import DDL
 from rankscope_server.store.tables import metadata
-
-# Trigrams of the distinct words of a block; detail=none: only which block, not where.
-_INDEX = (
-    f"CREATE VIRTUAL TABLE {INDEX_TABLE} USING fts5("
-    "terms, content='', tokenize='trigram case_sensitive 1', detail='none')"
-)
 
 
 def _version() -> str:
     """Return a name that changes with the tables."""
-    statements: list[ExecutableDDLElement] = []
+    elements: list[ExecutableDDLElement] = []
     for table in metadata.sorted_tables:
-        statements += [CreateTable(table), *(CreateIndex(index) for index in table.indexes)]
-    texts = [str(statement.compile(dialect=sqlite.dialect())) for statement in statements]
-    return hashlib.sha256("\n".join(sorted([*texts, _INDEX])).encode()).hexdigest()[:12]
+        elements += [CreateTable(table), *(CreateIndex(index) for index in table.indexes)]
+    texts = [str(statement.compile(dialect=sqlite.dialect())) for statement in elements]
+    texts += [statement for statements in DDL.values() for statement in statements]
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:12]
 
 
 revision = _version()
@@ -38,5 +33,5 @@ down_revision = None
 def upgrade() -> None:
     """Make the tables."""
     metadata.create_all(op.get_bind())
-    if op.get_bind().dialect.name == "sqlite":
-        op.execute(_INDEX)
+    for statement in DDL[op.get_bind().dialect.name]:
+        op.execute(statement)

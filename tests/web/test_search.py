@@ -1,0 +1,178 @@
+"""The search box of the logs page: its language, its mistakes, and what is found, in a browser."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.wire import schema, zstd
+from tests.server.seed import post_body
+from tests.web.conftest import SLOW, SLOW_RANK, Site, Watched
+
+pytestmark = pytest.mark.browser
+RUN = "searched"
+START_NS = 1_790_000_000 * 10**9
+
+
+@pytest.fixture(scope="module")
+def lines(site: Site) -> int:
+    """Send lines of four ranks; return how many."""
+    records = [
+        schema.LogLine(
+            attempt=0, rank=number % 4, time_ns=START_NS + number * 10**8, level=20,
+            message=f"step {number // 4} took {number % 90} ms, queue 7", step=1 + number // 4,
+            logger="train",
+        )
+        for number in range(2_000)
+    ]  # fmt: skip
+    records += [
+        schema.LogLine(
+            attempt=0, rank=rank, time_ns=START_NS + 60 * 10**9 + rank, level=40,
+            message="ncclRemoteError: remote process exited", logger="nccl",
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    body = {
+        "schema_version": schema.SCHEMA_VERSION, "run_id": RUN, "producer": "p", "sequence": 1,
+        "host": "node-a", "sent_ns": time.time_ns(), "records": records, "chunks": [],
+    }  # fmt: skip
+    post_body(site.url, zstd.pack(msgspec.msgpack.encode(body), 3), "")
+    return len(records)
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Watched], lines: int) -> Any:
+    return open_page(f"runs/{RUN}/logs").page
+
+
+def search(page: Any, text: str) -> None:
+    page.get_by_label("Search all log lines of this run").fill(text)
+    page.keyboard.press("Enter")
+
+
+def wait_for_sentence(page: Any, text: str) -> None:
+    page.locator("#verdict", has_text=text).wait_for(timeout=10_000)
+
+
+def wait_for_rows(page: Any, count: int) -> None:
+    """Wait until the list holds so many lines; their number comes on its own."""
+    page.wait_for_function(
+        "count => document.querySelectorAll('.vrow').length === count", arg=count, timeout=10_000
+    )
+
+
+def test_words_filters_and_their_counts(page: Any, lines: int) -> None:
+    search(page, "took rank:2 step:11..20")
+    wait_for_sentence(page, f"10 of {lines:,} lines match")
+    wait_for_rows(page, 10)
+    search(page, '"took 17 ms" OR /exited$/')
+    wait_for_sentence(page, "27 of")
+    search(page, "-queue -*remote*")
+    wait_for_sentence(page, "0 of")
+
+
+def test_alike_lines_are_one_row(page: Any) -> None:
+    search(page, "ncclremoteerror")
+    wait_for_sentence(page, "4 of")
+    wait_for_rows(page, 1)
+    row = page.locator(".vrow")
+    assert "4 ranks" in row.inner_text()
+    assert "\u00d74" in row.inner_text()
+
+
+def test_a_mistake_is_shown_under_its_character(page: Any) -> None:
+    search(page, "took levle:error")
+    mistake = page.locator(".mistake")
+    mistake.wait_for()
+    assert mistake.locator("mark").inner_text() == "levle:"
+    assert "level: is one" in mistake.inner_text()
+    assert page.locator("#verdict").inner_text() == "The search cannot be read"
+    wait_for_rows(page, 0)
+    assert page.get_by_label("Search all log lines").get_attribute("aria-invalid") == "true"
+    search(page, "took level:info")
+    mistake.wait_for(state="detached")
+    wait_for_sentence(page, "2,000 of")
+
+
+def test_what_is_no_word_is_offered_within_words(page: Any) -> None:
+    search(page, "moteerr")
+    offer = page.locator(".loglist button", has_text="*moteerr*")
+    offer.wait_for()
+    offer.click()
+    wait_for_sentence(page, "4 of")
+    assert page.get_by_label("Search all log lines").input_value() == "*moteerr*"
+
+
+def test_facets_narrow_and_are_dropped(page: Any) -> None:
+    search(page, "took")
+    wait_for_sentence(page, "2,000 of")
+    page.locator(".facetvalue", has_text="rank 3").click()
+    wait_for_sentence(page, "500 of")
+    page.get_by_label("Drop the filter rank").click()
+    wait_for_sentence(page, "2,000 of")
+
+
+def test_lines_around_one_on_its_rank_and_on_all(page: Any) -> None:
+    search(page, "ncclremoteerror rank:1")
+    wait_for_rows(page, 1)
+    page.locator(".vrow").first.click()
+    page.get_by_role("button", name="on rank 1").click()
+    around = page.locator(".aroundlist li")
+    around.first.wait_for()
+    texts = around.all_inner_texts()
+    assert len(texts) == 21
+    assert sum("ncclRemoteError" in text for text in texts) == 1
+    assert "ncclRemoteError" in page.locator(".aroundlist li[aria-current]").inner_text()
+    page.get_by_role("button", name="on all ranks").click()
+    page.locator(".aroundlist .l-rank", has_text="rank 3").first.wait_for()
+    assert sum("ncclRemoteError" in text for text in around.all_inner_texts()) == 4
+
+
+def test_help_gives_examples_that_can_be_pressed(page: Any) -> None:
+    page.get_by_role("button", name="Help", exact=True).click()
+    panel = page.get_by_label("What can be searched for")
+    examples = panel.locator("dt code").all_inner_texts()
+    assert len(examples) > 10
+    for example in examples:
+        panel.get_by_role("button", name=example, exact=True).click()
+        page.wait_for_url(re.compile("q="))
+        page.wait_for_timeout(50)
+        known = "group:" in example  # this run has no process groups
+        assert known or page.locator(".mistake").count() == 0, example
+    page.keyboard.press("Escape")
+    panel.wait_for(state="detached")
+
+
+def test_a_search_is_saved_used_and_dropped(page: Any) -> None:
+    search(page, "took rank:1")
+    wait_for_sentence(page, "500 of")
+    page.get_by_role("button", name="Saved").click()
+    page.get_by_label("Name of this search").fill("slow steps")
+    page.get_by_role("button", name="Save", exact=True).click()
+    saved = page.locator(".savedlist li", has_text="slow steps")
+    saved.wait_for()
+    search(page, "")
+    wait_for_sentence(page, "log lines")
+    saved.get_by_role("button").first.click()
+    wait_for_sentence(page, "500 of")
+    page.get_by_label("Drop the search slow steps").click()
+    saved.wait_for(state="detached")
+
+
+def test_findings_are_found(open_page: Callable[..., Watched]) -> None:
+    watched = open_page(f"runs/{SLOW}/logs?q=stream:finding kind=slow_compute".replace(" ", "%20"))
+    row = watched.page.locator(".vrow", has_text=f"rank {SLOW_RANK}")
+    row.first.wait_for()
+    watched.check()
+
+
+def test_the_page_of_logs_breaks_nothing(open_page: Callable[..., Watched], lines: int) -> None:
+    watched = open_page(f"runs/{RUN}/logs?q=took")
+    watched.page.get_by_role("button", name="Help", exact=True).click()
+    watched.page.get_by_role("button", name="Saved").click()
+    watched.check()
