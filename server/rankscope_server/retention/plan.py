@@ -136,7 +136,8 @@ def unmet(rules: Rules, sizes: Sizes, removals: list[Removal]) -> list[str]:
 
 
 def _stays(kind: str, num_bytes: int) -> str:
-    return f"{size_text(num_bytes)} above --keep-{kind}-bytes stay: live and pinned runs are not touched"
+    above = f"{size_text(num_bytes)} above --keep-{kind}-bytes stay"
+    return f"{above}: live and pinned runs are not touched"
 
 
 class _Planning:
