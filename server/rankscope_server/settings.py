@@ -206,7 +206,7 @@ class Settings:
         64 * MIB, "With less free on the disk nothing is taken; 0 writes to the end.", (0, 1 << 50)
     )
     disk_reserve_bytes: int = _setting(
-        64 * MIB, "Size of the file that is given up so that a full disk can be freed.",
+        16 * MIB, "Size of the file that is given up so that a full disk can be freed.",
         (0, 1 << 40),
     )  # fmt: skip
 

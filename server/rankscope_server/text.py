@@ -60,3 +60,13 @@ def rank_list(ranks: list[int], most: int = 8) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:most])
     rest = len(ranks) - most
     return f"ranks {shown}" + (f" and {rest} more" if rest > 0 else "")
+
+
+def size_text(num_bytes: int) -> str:
+    """Return a size as people read it."""
+    value, unit = float(num_bytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{num_bytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"

@@ -35,7 +35,9 @@ class ServerProcess:
 
     def __init__(self, folder: Path, *flags: str, **environ: str) -> None:
         self.folder, self.flags = folder, flags
-        self.environ = os.environ | {"PYTHONWARNINGS": "error"} | environ
+        # pytest keeps the folders of many tests: no reserve unless a test asks for one
+        quiet = {"PYTHONWARNINGS": "error", "RANKSCOPE_SERVER_DISK_RESERVE_BYTES": "0"}
+        self.environ = os.environ | quiet | environ
         self.ready = folder / "ready.json"
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
@@ -100,7 +102,7 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Settings of a server in this process, which looks only when a test says so."""
-    return Settings(data_dir=str(tmp_path / "data"), look_seconds=3600.0)
+    return Settings(data_dir=str(tmp_path / "data"), look_seconds=3600.0, disk_reserve_bytes=0)
 
 
 @pytest.fixture
@@ -158,7 +160,8 @@ def log_line(message: str, **more: Any) -> schema.LogLine:
 @pytest.fixture(scope="module")
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     """A run of 4 ranks in which rank 2 is slow from step 40 on; for tests that only read."""
-    settings = Settings(data_dir=str(tmp_path_factory.mktemp("data")), look_seconds=3600.0)
+    folder = str(tmp_path_factory.mktemp("data"))
+    settings = Settings(data_dir=folder, look_seconds=3600.0, disk_reserve_bytes=0)
 
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
         yield Sender(client, seed_with(poster(client), steps=100, gpus=True))

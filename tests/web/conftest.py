@@ -54,9 +54,8 @@ def serving(folder: Path, **environ: str) -> Iterator[str]:
         "--data-dir", str(folder), "--ready-file", str(ready),
     ]  # fmt: skip
     log = (folder / "server.log").open("wb")
-    process = subprocess.Popen(
-        command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | environ
-    )
+    environ = os.environ | {"RANKSCOPE_SERVER_DISK_RESERVE_BYTES": "0"} | environ
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ)
     try:
         deadline = time.monotonic() + START_SECONDS
         while not ready.exists():

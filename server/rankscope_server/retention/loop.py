@@ -37,6 +37,7 @@ FIRST_ROWS, MOST_ROWS = 64, 4_096
 TURN_SECONDS = 0.02  # what a batch that comes at the wrong moment waits longer
 _WAL_PAUSE_SECONDS = 0.5
 _COUNTING_SHARE = 5  # a page that is open counts again after so many times what it took
+_NOT_COUNTED: tuple[float, Counted | None] = (0.0, None)  # until when a count holds, and it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class RetentionLoop:
         self.rules: Rules = rules_of(settings)
         self.space = Space(writer, reader, disk)
         self.progress = Progress()
-        self._newest_count: tuple[float, Counted | None] = (0.0, None)
+        self._newest_count = _NOT_COUNTED
         self.removed_rows: Counter[str] = Counter()
         self.removed_bytes: Counter[str] = Counter()
         self.on_deleted: Callable[[str], None] = lambda run_id: None
@@ -117,6 +118,7 @@ class RetentionLoop:
             lambda unit: deletion.begin(unit, run_id, reason, live_after_ns, rows, num_bytes),
             frees_space=True,
         )
+        self._newest_count = _NOT_COUNTED
         self.on_deleted(run_id)
         self._broker.publish("runs", {"runs"}, None)
         self._broker.publish(f"run:{run_id}", {"run"}, None)
@@ -158,6 +160,7 @@ class RetentionLoop:
             else:
                 self._remove(removal, removal.kind)
         self._give_back()
+        self._newest_count = _NOT_COUNTED
         self._show(state="idle", run_id="", kind="", round_ended_ns=self._clock())
 
     def _work(self) -> None:
@@ -207,6 +210,7 @@ class RetentionLoop:
             self._turns(kind, partial(remove_of_run, run_id=run_id, part=part))
         if not self._stop.is_set():
             self._writer.run(lambda unit: finish_run(unit, run_id), frees_space=True)
+        self._newest_count = _NOT_COUNTED
         self._broker.publish("runs", {"runs"}, None)
 
     def _delete_by_rule(self, removal: Removal) -> None:

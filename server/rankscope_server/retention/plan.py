@@ -19,6 +19,7 @@ from rankscope_server.retention.sizes import SETTLED_NS, Size, Sizes
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.deletion import is_live
+from rankscope_server.text import size_text
 
 DAY_NS = 86_400 * 10**9
 _PAGE_ROWS = 5_000
@@ -123,15 +124,20 @@ def unmet(rules: Rules, sizes: Sizes, removals: list[Removal]) -> list[str]:
         if one.kind != "run":
             left[one.kind] -= one.bytes
     says = [
-        f"{kind}: {left[kind] - rules.raw[kind].bytes:,} bytes above --keep-{kind}-bytes stay"
+        _stays(kind, left[kind] - rules.raw[kind].bytes)
         for kind in RAW_KINDS
         if 0 < rules.raw[kind].bytes < left[kind]
     ]
     runs = sum(size.bytes for kinds in sizes.values() for size in kinds.values())
     runs -= sum(one.bytes for one in removals)
     if 0 < rules.runs.bytes < runs:
-        says.append(f"runs: {runs - rules.runs.bytes:,} bytes above --keep-runs-bytes stay")
+        says.append(_stays("runs", runs - rules.runs.bytes))
     return says
+
+
+def _stays(kind: str, num_bytes: int) -> str:
+    above = f"{size_text(num_bytes)} above --keep-{kind}-bytes stay"
+    return f"{above}: live and pinned runs are not touched"
 
 
 class _Planning:

@@ -17,6 +17,10 @@ from rankscope_server.store import tables
 from rankscope_server.store.unit import Unit
 
 OVER = ("ended", "failed")
+# Built once: it is asked with every batch.
+_SELECT_DELETION = sa.select(tables.deletion.c.asked_ns).where(
+    tables.deletion.c.run_id == sa.bindparam("run_id")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,7 @@ def deletion_of(connection: sa.Connection, run_id: str) -> Deleted | None:
 
 def find_deletion(connection: sa.Connection, run_id: str) -> Deleted | None:
     """Return the deletion of a run, for those who only read."""
-    table = tables.deletion.c
-    asked_ns = connection.scalar(sa.select(table.asked_ns).where(table.run_id == run_id))
+    asked_ns = connection.scalar(_SELECT_DELETION, {"run_id": run_id})
     return None if asked_ns is None else Deleted(run_id, int(asked_ns))
 
 

@@ -278,7 +278,10 @@ function Confirm({ run, cancel, remove }) {
     ),
     t.div(
       { class: 'buttons' },
-      t.button({ type: 'submit', class: 'button primary', disabled: text !== run.run_id }, `Delete ${run.run_id}`),
+      t.button(
+        { type: 'submit', class: text === run.run_id ? 'button primary' : 'button', disabled: text !== run.run_id },
+        `Delete ${run.run_id}`,
+      ),
       t.button({ type: 'button', class: 'button', onClick: cancel }, 'Cancel'),
     ),
   );

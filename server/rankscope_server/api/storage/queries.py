@@ -8,7 +8,6 @@ import sqlalchemy as sa
 
 from rankscope_server.answers import capped, of_row
 from rankscope_server.api.service import Service
-from rankscope_server.api.storage.removed import in_words
 from rankscope_server.api.storage.schema import (
     DeletionRow,
     DiskAnswer,
@@ -24,7 +23,7 @@ from rankscope_server.retention.kinds import KINDS, LABELS, RAW_KINDS, Kind
 from rankscope_server.retention.plan import Limit, RunFacts, facts_of, unmet
 from rankscope_server.retention.sizes import Size, Sizes
 from rankscope_server.store import tables
-from rankscope_server.text import plural
+from rankscope_server.text import plural, size_text
 
 MAX_ROWS = 1_000
 
@@ -42,9 +41,9 @@ def storage(service: Service) -> StorageAnswer:
     )
     disk = _disk(service)
     num_bytes = sum(kind.bytes for kind in kinds)
-    text = f"{plural(len(runs), 'run')}, {in_words(num_bytes)}"
+    text = f"{plural(len(runs), 'run')}, {size_text(num_bytes)}"
     if disk.free_bytes is not None:
-        text += f"; {in_words(disk.free_bytes)} are free on the disk"
+        text += f"; {size_text(disk.free_bytes)} are free on the disk"
     return StorageAnswer(
         text=disk.full or f"{text}.", disk=disk, rows=sum(kind.rows for kind in kinds),
         bytes=num_bytes, kinds=kinds, runs=runs[:MAX_ROWS], capped=capped(MAX_ROWS, len(runs)),
@@ -63,7 +62,7 @@ def retention(service: Service) -> RetentionAnswer:
     elif not rows:
         text = "Nothing would be removed now."
     else:
-        text = f"{in_words(num_bytes)} would be removed now."
+        text = f"{size_text(num_bytes)} would be removed now."
     with service.read() as connection:
         table = tables.deletion
         newest = sa.select(table).order_by(table.c.asked_ns.desc()).limit(MAX_ROWS)

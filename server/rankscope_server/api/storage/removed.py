@@ -10,6 +10,7 @@ from rankscope_server.answers import of_row
 from rankscope_server.api.storage.schema import RemovedRow
 from rankscope_server.retention.kinds import LABELS, Kind
 from rankscope_server.store import tables
+from rankscope_server.text import size_text
 
 
 def removed(connection: sa.Connection, run_id: str) -> list[RemovedRow]:
@@ -21,16 +22,6 @@ def removed(connection: sa.Connection, run_id: str) -> list[RemovedRow]:
     return [of_row(RemovedRow, row, text=_says(row.kind, row.bytes)) for row in rows]
 
 
-def in_words(num_bytes: int) -> str:
-    """Return a size as people read it."""
-    value, unit = float(num_bytes), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{num_bytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
-
-
 def _says(kind: str, num_bytes: int) -> str:
     label = LABELS.get(cast(Kind, kind), kind)
-    return f"Older {label} were removed by retention ({in_words(num_bytes)})."
+    return f"Older {label} were removed by retention ({size_text(num_bytes)})."
