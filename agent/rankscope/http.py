@@ -107,18 +107,21 @@ class Client:
     def request(
         self, method: str, path: str, body: bytes | None = None,
         headers: Mapping[str, str] | None = None, *, token: str = "", timeout_seconds: float = 0.0,
+        is_cut: bool = False,
     ) -> HttpAnswer:  # fmt: skip
         """Send a request and return the answer. Raises HttpError.
 
         A kept connection that the server closed meanwhile is tried anew once. `token` takes the
-        place of the client's, `timeout_seconds` of its time limit.
+        place of the client's, `timeout_seconds` of its time limit. An answer that is too long is an
+        error, or `is_cut`.
         """
         fields = {"Accept-Encoding": "gzip"} | self._headers(token) | dict(headers or {})
         timeout_seconds = timeout_seconds or self._timeout_seconds
         with self._open(method, path, body, fields, timeout_seconds) as response:
             is_error = response.status >= 400
             limit = min(_MAX_ERROR_BYTES, self._max_answer_bytes)
-            data = _read(response, limit if is_error else self._max_answer_bytes, is_error)
+            most_bytes = limit if is_error else self._max_answer_bytes
+            data = _read(response, most_bytes, is_error or is_cut)
             return HttpAnswer(response.status, data, _retry_after(response))
 
     def download(self, path: str, target: Path) -> HttpAnswer:

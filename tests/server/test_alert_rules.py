@@ -19,7 +19,14 @@ from rankscope_server.alerts.changes import (
     advance,
     clear_since,
 )
-from rankscope_server.alerts.evaluate import Clear, Firing, Outcome, evaluate
+from rankscope_server.alerts.evaluate import (
+    AFTER_END_NS,
+    Clear,
+    Firing,
+    Outcome,
+    evaluate,
+    gone,
+)
 from rankscope_server.alerts.quiet import QuietHours, check, is_quiet, waits_until_ns
 from rankscope_server.alerts.rules import (
     OnDisk,
@@ -97,6 +104,15 @@ def test_what_a_rule_does_not_ask_for_is_clear(when: dict[str, Any], found: Any)
 def test_what_another_finding_explains_is_no_problem_of_its_own() -> None:
     found = outcome(OnFinding(), seen(run(finding(is_explained=True))))
     assert found == Clear("another finding explains it", is_recovery=False)
+
+
+def test_what_was_found_in_a_run_that_ended_is_an_alert_for_a_while() -> None:
+    ended = run(finding(opened_ns=NOW - 60 * S), status="ended")
+    assert isinstance(outcome(OnFinding(), seen(ended)), Firing)
+    ended = run(finding(opened_ns=NOW - AFTER_END_NS - S), status="ended")
+    assert outcome(OnFinding(), seen(ended)) == gone("the run has ended")
+    failed = replace(ended, status="failed")  # a person has to see why
+    assert isinstance(outcome(OnFinding(), seen(failed)), Firing)
 
 
 def test_a_finding_may_have_to_last() -> None:
@@ -212,7 +228,7 @@ outcomes = st.one_of(
         replace, st.just(FIRING), severity=st.sampled_from(["critical", "warning", "info"]),
         facts=st.sampled_from([("1",), ("1", "2")]),
     ),
-    st.builds(Clear, st.just("over"), st.booleans()),
+    st.builds(Clear, st.just("over"), st.booleans(), st.booleans()),
 )  # fmt: skip
 
 
@@ -263,10 +279,12 @@ def test_it_ends_only_where_that_is_known(looks: list[tuple[Any, int]]) -> None:
         for _, event in life.events[before:]:
             if event == "recovered":
                 assert isinstance(found, Clear)
-                assert now_ns - clear_ns >= CLEAR_NS
+                assert found.is_recovery
             if event == "closed":
                 assert isinstance(found, Clear)
                 assert not found.is_recovery
+            if event in ("recovered", "closed"):
+                assert found.is_final or now_ns - clear_ns >= CLEAR_NS
         if found is None:
             assert len(life.events) == before
 
@@ -286,7 +304,8 @@ def test_updates_are_no_spam(facts: list[tuple[str, ...]]) -> None:
 def test_what_a_person_closed_says_nothing_more_and_opens_anew_afterwards() -> None:
     muted = OpenAlert(id=1, severity="warning", facts=(), notified_ns=0, is_muted=True)
     assert advance(muted, replace(FIRING, severity="critical"), NOW) is None
-    over = advance(muted, Clear("over"), NOW)
+    assert advance(replace(muted, clear_since_ns=NOW), Clear("over"), NOW + S) is None
+    over = advance(replace(muted, clear_since_ns=NOW), Clear("over"), NOW + CLEAR_NS)
     assert over is not None
     assert (over.event, over.is_silent) == ("recovered", True)
 

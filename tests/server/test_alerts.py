@@ -245,10 +245,15 @@ def test_a_closed_alert_is_quiet_until_its_problem_comes_again(
     (alert,) = desk.alerts()
     assert desk.ask("POST", f"/{alert['id']}/close")["state"] == "closed"
     assert receiver.wait(2)[1].json["note"] == "a person closed it"
+    desk.change(finding, "recovered")
+    desk.look()
+    desk.change(finding, "open")  # it comes and goes: the same problem
     desk.look()
     desk.change(finding, "recovered")
-    desk.look(99)
+    desk.look()
+    desk.look(61)
     assert [one["state"] for one in desk.alerts()] == ["closed"]
+    assert len(receiver.got) == 2
     desk.change(finding, "open")
     desk.look()
     assert receiver.wait(3)[2].json["event"] == "opened"
@@ -604,10 +609,9 @@ def test_bytes_that_trickle_do_not_hold_a_message_for_ever(
 
 
 def test_an_endless_answer_is_cut(desk: Desk, receiver: Receiver) -> None:
-    receiver.answer = b"x" * (outbound.MAX_ANSWER_BYTES + 1)
+    receiver.answer = b"x" * (8 * outbound.MAX_ANSWER_BYTES)
     made = desk.webhook(receiver.url)
-    sent = desk.ask("POST", f"/channels/{made}/test")
-    assert sent["note"] == f"the answer has more than {outbound.MAX_ANSWER_BYTES} bytes"
+    assert desk.ask("POST", f"/channels/{made}/test")["state"] == "sent"  # it was taken
 
 
 def test_a_queue_is_bounded_and_says_what_it_dropped(

@@ -41,13 +41,11 @@ def advance(known: OpenAlert | None, outcome: Outcome | None, now_ns: int) -> Ch
         return Change("opened", outcome) if known is None else _still(known, outcome, now_ns)
     if known is None or outcome is None:
         return None
-    if not outcome.is_recovery:
-        return Change("closed", reason=outcome.why, is_silent=known.is_muted)
-    if known.is_muted:
-        return Change("recovered", reason=outcome.why, is_silent=True)
-    if known.clear_since_ns and now_ns - known.clear_since_ns >= CLEAR_NS:
-        return Change("recovered", reason=outcome.why)
-    return None
+    has_lasted = known.clear_since_ns and now_ns - known.clear_since_ns >= CLEAR_NS
+    if not (outcome.is_final or has_lasted):
+        return None
+    event: Event = "recovered" if outcome.is_recovery else "closed"
+    return Change(event, reason=outcome.why, is_silent=known.is_muted)
 
 
 def clear_since(known: OpenAlert, outcome: Outcome | None, now_ns: int) -> int:

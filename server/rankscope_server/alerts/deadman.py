@@ -86,6 +86,10 @@ class DeadManSwitch:
 
     def _work(self) -> None:
         while True:
-            self.ask_now()
+            try:
+                self.ask_now()
+            except Exception as error:
+                self.problem = f"{type(error).__name__}: {error}"
+                log.error("the dead-man switch is not asked", exc_info=error)
             if self._stop.wait(self._pause_seconds):
                 return

@@ -29,6 +29,7 @@ from rankscope_server.findings.finding import SEVERITIES, Severity
 from rankscope_server.findings.text import percent_text
 from rankscope_server.text import plural, rank_list
 
+AFTER_END_NS = 600 * 10**9  # what was found at the end of a run is an alert for so long
 STALE_SECONDS = 60.0  # what the analysis says of data that waits for longer is not news
 _GIB = 1 << 30
 _MOST_HOSTS = 8
@@ -50,10 +51,19 @@ class Firing:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """A subject that is known not to fire. `is_recovery`: what was wrong is over."""
+    """A subject that is known not to fire.
+
+    `is_recovery`: what was wrong is over. `is_final`: it cannot fire again a moment later.
+    """
 
     why: str
     is_recovery: bool = True
+    is_final: bool = False
+
+
+def gone(why: str) -> Clear:
+    """Return that a subject is no longer watched, whatever was wrong with it."""
+    return Clear(why, is_recovery=False, is_final=True)
 
 
 Outcome: TypeAlias = Firing | Clear
@@ -69,7 +79,7 @@ def evaluate(rule: Rule, seen: Seen) -> dict[str, Outcome]:
     for run in seen.runs:
         outcomes = dict(_RUN[type(when)](when, run, seen))
         if not matches(rule, run.run_id, run.name, run.tags):
-            outcomes = dict.fromkeys(outcomes, Clear("the rule is not about it", is_recovery=False))
+            outcomes = dict.fromkeys(outcomes, gone("the rule is not about it"))
         found |= outcomes
     return found
 
@@ -79,6 +89,8 @@ def _findings(when: OnFinding, run: SeenRun, seen: Seen) -> Outcomes:
         subject = f"finding/{finding.id}"
         if finding.is_over:
             yield subject, Clear("it is over")
+        elif run.status == "ended" and seen.now_ns - finding.opened_ns > AFTER_END_NS:
+            yield subject, gone("the run has ended")
         elif finding.is_explained:
             yield subject, Clear("another finding explains it", is_recovery=False)
         elif not _is_wanted(when, finding):
@@ -106,7 +118,7 @@ def _of_finding(run: SeenRun, finding: SeenFinding) -> Firing:
 def _stall(when: OnStall, run: SeenRun, seen: Seen) -> Outcomes:
     subject = f"stall/{run.run_id}"
     if run.is_over:
-        yield subject, Clear(f"the run is over: {run.status}", is_recovery=False)
+        yield subject, gone(f"the run is over: {run.status}")
         return
     if not run.is_live or run.status == "silent" or seen.server.behind_seconds > STALE_SECONDS:
         return  # where it is now is not known
@@ -129,7 +141,7 @@ def _stall(when: OnStall, run: SeenRun, seen: Seen) -> Outcomes:
 def _silence(when: OnSilence, run: SeenRun, seen: Seen) -> Outcomes:
     subject = f"silence/{run.run_id}"
     if run.is_over:
-        yield subject, Clear(f"the run is over: {run.status}", is_recovery=False)
+        yield subject, gone(f"the run is over: {run.status}")
         return
     before_ns = seen.now_ns - int(when.seconds * 1e9)
     if seen.hearing_since_ns > before_ns:
@@ -184,7 +196,7 @@ def _silence_text(run: SeenRun, ranks: list[int], hosts: list[str], *, is_all: b
 def _throughput(when: OnThroughput, run: SeenRun, seen: Seen) -> Outcomes:
     subject = f"throughput/{run.run_id}"
     if run.is_over:
-        yield subject, Clear(f"the run is over: {run.status}", is_recovery=False)
+        yield subject, gone(f"the run is over: {run.status}")
         return
     if not run.is_live or seen.server.behind_seconds > STALE_SECONDS:
         return

@@ -195,6 +195,10 @@ def store_change(
     if known is None:
         return
     table, firing = tables.alert, change.firing
+    now = unit.connection.execute(sa.select(table).where(table.c.id == known.id)).first()
+    if now is None or now.open_key is None:
+        return
+    is_muted = now.state == "closed"  # a person may have closed it since the look
     values: dict[str, Any] = {"updated_ns": unit.now_ns, "notified_ns": unit.now_ns}
     if firing is not None:
         values |= _texts(firing)
@@ -203,10 +207,10 @@ def store_change(
             "state": change.event, "open_key": None, "ended_ns": unit.now_ns,
             "end_reason": change.reason,
         }  # fmt: skip
-        if known.is_muted:
-            del values["state"], values["end_reason"]  # a person had closed it
+        if is_muted:
+            del values["state"], values["end_reason"]
     unit.connection.execute(sa.update(table).where(table.c.id == known.id).values(values))
-    if not change.is_silent:
+    if not (change.is_silent or is_muted):
         row = unit.connection.execute(sa.select(table).where(table.c.id == known.id)).one()
         _queue(unit, row, change, _channels_of(unit, known.id))
 

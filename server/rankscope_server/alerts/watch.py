@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from rankscope_server.alerts import store
 from rankscope_server.alerts.changes import Change, OpenAlert, advance, clear_since
-from rankscope_server.alerts.evaluate import Clear, Outcome, evaluate
+from rankscope_server.alerts.evaluate import Outcome, evaluate, gone
 from rankscope_server.alerts.reading import Reader
 from rankscope_server.alerts.rules import OnSilence
 from rankscope_server.alerts.seen import Seen
@@ -69,9 +69,9 @@ class Watcher:
             seen = self._reading.read(
                 connection, now_ns, self._store_seconds, least_silence_seconds(rules)
             )
-            gone = _runs_gone(connection, known, seen)
+            deleted = _of_deleted_runs(connection, known, seen)
         self._store_seconds = 0.0
-        outcomes, owners = outcomes_of(rules, seen, known, gone)
+        outcomes, owners = outcomes_of(rules, seen, known, deleted)
         decided = self._decide(outcomes, owners, known, now_ns)
         if decided or time.monotonic() - self._forgot > _FORGET_EVERY:
             self._store(decided)
@@ -131,11 +131,11 @@ def least_silence_seconds(rules: list[StoredRule]) -> float | None:
 
 
 def outcomes_of(
-    rules: list[StoredRule], seen: Seen, known: dict[str, OpenAlert], gone: set[str]
+    rules: list[StoredRule], seen: Seen, known: dict[str, OpenAlert], deleted: set[str]
 ) -> tuple[dict[str, Outcome], dict[str, StoredRule]]:
     """Return what all rules say, and whose word it is, by key. Pure.
 
-    Open alerts of rules that are switched off, and of runs that are `gone`, are to be closed.
+    Open alerts of rules that are switched off, and of runs that are `deleted`, are to be closed.
     """
     outcomes: dict[str, Outcome] = {}
     owners: dict[str, StoredRule] = {}
@@ -147,13 +147,15 @@ def outcomes_of(
     for key in known:
         rule_id = int(key.partition("/")[0])
         if rule_id not in active:
-            outcomes[key] = Clear("its rule was deleted or switched off", is_recovery=False)
-        elif key in gone:
-            outcomes[key] = Clear("its run was deleted", is_recovery=False)
+            outcomes[key] = gone("its rule was deleted or switched off")
+        elif key in deleted:
+            outcomes[key] = gone("its run was deleted")
     return outcomes, owners
 
 
-def _runs_gone(connection: sa.Connection, known: dict[str, OpenAlert], seen: Seen) -> set[str]:
+def _of_deleted_runs(
+    connection: sa.Connection, known: dict[str, OpenAlert], seen: Seen
+) -> set[str]:
     """Return the keys of open alerts about runs that are in the store no more."""
     if not known:
         return set()

@@ -79,7 +79,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], outbound: Outbound) 
             if address_of(client.address.host) is not None:
                 outbound.check_peer(client.address.host)  # behind a proxy too
             with deadline(client.close, DEADLINE_SECONDS):
-                answer = client.request("POST", path, body, headers)
+                answer = client.request("POST", path, body, headers, is_cut=True)
         except HttpError as error:
             raise DeliveryError(str(error), is_final=isinstance(error, RefusedPeerError)) from error
     return _checked(answer)
