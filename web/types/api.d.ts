@@ -106,6 +106,7 @@ export interface CollectiveRecord {
 export interface CollectiveRecords {
   rows: CollectiveRecord[];
   capped: Capped | null;
+  left_out: LeftOut[];
 }
 
 /** One operation, group and size. */
@@ -122,11 +123,16 @@ export interface CollectiveRow {
   open: number;
 }
 
-/** What was communicated, the most exposed first. */
+/** What was communicated, the most exposed first; of which attempts, and steps of a range. */
 export interface Collectives {
   rows: CollectiveRow[];
   text: string;
   capped: Capped | null;
+  count: number;
+  attempts: number[];
+  step_lo: number | null;
+  step_hi: number | null;
+  left_out: LeftOut[];
 }
 
 /** What a server asks of ranks; travels in the answer to a batch that speaks of these ranks.  It comes with every such answer until each rank's `CommandAnswer` is final: the same `id` twice is one command. */
@@ -376,6 +382,12 @@ export interface IngestAnswer {
   duplicate: boolean;
   refused: Refused[];
   commands: Command[];
+}
+
+/** What an answer does not count; `count` is null where only reading it all would tell. */
+export interface LeftOut {
+  what: string;
+  count: number | null;
 }
 
 /** How many lines each value would give, its own filter left out. */

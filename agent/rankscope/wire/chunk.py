@@ -13,6 +13,8 @@ Nothing in a chunk is trusted: counts, sizes, widths and places are bounded and 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -78,13 +80,24 @@ class _Packed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the columns of a chunk are, whatever is in them."""
+
+    names: list[str]
+    beside: list[int]  # places of those that are stored beside another one
+    words: list[int]  # places of those whose numbers are places in a list of words
+    starts: list[int]  # bytes of one event in all columns before; the last: of an event
+
+
+@dataclass(frozen=True, slots=True)
 class _Frame:
     """A chunk whose header is sound; its columns are decoded when they are wanted."""
 
     count: int
     names: list[str]
     header: _Header
-    starts: list[int]  # of the columns in `raw`
+    layout: _Layout
+    body_at: int  # where the columns begin in `raw`
     raw: bytes
 
 
@@ -179,6 +192,29 @@ def _shuffle(values: Array, width: int) -> bytes:
 # --- reading --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A column of strings as the chunk holds it: for each row the place of its word."""
+
+    codes: Array
+    words: list[str]
+
+
+def decode_coded(data: bytes, only: Collection[str]) -> dict[str, Array | Words]:
+    """Unpack the columns `only` of a chunk; strings stay places in a list of words.
+
+    Raises ChunkError on anything malformed.
+    """
+    frame = _open(data)
+    found: dict[str, Array | Words] = {}
+    for place, name in enumerate(frame.names):
+        if name in only:
+            column = _decode_column(frame, place, coded=True)
+            assert not isinstance(column, list)
+            found[name] = column
+    return found
+
+
 def decode_chunk(data: bytes, only: Collection[str] | None = None) -> dict[str, Column]:
     """Unpack a chunk into int64 or float32 arrays and lists of strings.
 
@@ -217,44 +253,66 @@ def _open(data: bytes) -> _Frame:
         header = _decode_header(raw[_LENGTH.size : body_at])
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: not UTF-8
         raise ChunkError(f"header: {error}") from error
-    names = header.names.split(" ")
-    _check_header(header, names)
-    starts = [body_at]
-    for width in header.widths:
-        starts.append(starts[-1] + width * count)
-    if starts[-1] != len(raw):
-        raise ChunkError(f"the frame holds {len(raw)} bytes, its header says {starts[-1]}")
-    return _Frame(count, names, header, starts, raw)
+    layout = _check_header(header)
+    end = body_at + layout.starts[-1] * count
+    if end != len(raw):
+        raise ChunkError(f"the frame holds {len(raw)} bytes, its header says {end}")
+    return _Frame(count, layout.names, header, layout, body_at, raw)
 
 
-def _check_header(header: _Header, names: list[str]) -> None:
-    lists = (header.forms, header.widths, header.bases, header.slopes)
-    if len(names) > MAX_COLUMNS or len(set(names)) != len(names):
-        raise ChunkError(f"{len(names)} columns; 1..{MAX_COLUMNS} of different names are allowed")
-    if any(len(values) != len(names) for values in lists):
+def _check_header(header: _Header) -> _Layout:
+    """Return what the header says of its columns, once all of it is sound."""
+    layout = _layout(header.names, header.forms, header.widths)
+    count = len(layout.names)
+    if len(header.bases) != count or len(header.slopes) != count:
         raise ChunkError("the lists of the header differ in length")
-    if sum(bool(form & WORDS) for form in header.forms) != len(header.words):
+    if len(layout.words) != len(header.words):
         raise ChunkError("a list of words for each column of words, and no more, is needed")
-    for place, (name, form, width, base, slope) in enumerate(zip(names, *lists, strict=True)):
+    for values in (header.bases, header.slopes):
+        if min(values) <= -_MAX_BASE or max(values) >= _MAX_BASE:
+            name = next(
+                name
+                for name, value in zip(layout.names, values, strict=True)
+                if not -_MAX_BASE < value < _MAX_BASE
+            )
+            raise ChunkError(f"column {name!r}: base or slope is out of range")
+    for place in layout.beside:
+        other = header.slopes[place]
+        if not (0 <= other < place and header.forms[other] != FLOAT):
+            name = layout.names[place]
+            raise ChunkError(f"column {name!r}: is based on column {other}, which cannot be")
+    return layout
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(names: str, forms: bytes, widths: bytes) -> _Layout:
+    """Return what columns of these names, forms and widths are; chunks of a source share it."""
+    found = names.split(" ")
+    if len(found) > MAX_COLUMNS or len(set(found)) != len(found):
+        raise ChunkError(f"{len(found)} columns; 1..{MAX_COLUMNS} of different names are allowed")
+    if not len(forms) == len(widths) == len(found):
+        raise ChunkError("the lists of the header differ in length")
+    for name, form, width in zip(found, forms, widths, strict=True):
         if width != 0 and width not in _TYPES:
             raise ChunkError(f"column {name!r}: width {width} is not 0, 1, 2, 4 or 8")
-        if not (-_MAX_BASE < base < _MAX_BASE and -_MAX_BASE < slope < _MAX_BASE):
-            raise ChunkError(f"column {name!r}: base or slope is out of range")
         if form & ~WORDS not in (OFFSET, DELTA, BESIDE) and (form, width) != (FLOAT, 4):
             raise ChunkError(f"column {name!r}: unknown form {form} of width {width}")
-        is_beside = form & ~WORDS == BESIDE
-        if is_beside and not (0 <= slope < place and header.forms[slope] != FLOAT):
-            raise ChunkError(f"column {name!r}: is based on column {slope}, which cannot be")
+    return _Layout(
+        names=found,
+        beside=[place for place, form in enumerate(forms) if form & ~WORDS == BESIDE],
+        words=[place for place, form in enumerate(forms) if form & WORDS],
+        starts=[0, *itertools.accumulate(widths)],
+    )
 
 
-def _decode_column(frame: _Frame, place: int) -> Column:
+def _decode_column(frame: _Frame, place: int, *, coded: bool = False) -> Any:
     name, header = frame.names[place], frame.header
     if header.forms[place] == FLOAT:
         return _values(frame, place).view(np.float32)
     numbers = _numbers(frame, place)
     if header.forms[place] & WORDS:
-        before = sum(bool(form & WORDS) for form in header.forms[:place])
-        return _words(name, numbers, header.words[before])
+        words = _words(name, numbers, header.words[frame.layout.words.index(place)])
+        return words if coded else [words.words[number] for number in words.codes.tolist()]
     if name.endswith("_ns"):
         return np.where(numbers < 0, -1, numbers * NS_PER_UNIT)
     return numbers
@@ -278,18 +336,19 @@ def _numbers(frame: _Frame, place: int) -> Array:
 
 
 def _values(frame: _Frame, place: int) -> Array:
-    width = frame.header.widths[place]
-    raw = frame.raw[frame.starts[place] : frame.starts[place + 1]]
+    width, starts = frame.header.widths[place], frame.layout.starts
+    begin, end = (frame.body_at + starts[at] * frame.count for at in (place, place + 1))
+    raw = frame.raw[begin:end]
     planes = np.frombuffer(raw, np.uint8).reshape(width, frame.count).T
     little = np.dtype(_TYPES[width]).newbyteorder("<")
     values: Array = np.ascontiguousarray(planes).view(little).reshape(frame.count)
     return values
 
 
-def _words(name: str, numbers: Array, words: list[str]) -> list[str]:
+def _words(name: str, numbers: Array, words: list[str]) -> Words:
     if not (0 <= numbers.min() and numbers.max() < len(words)):
         raise ChunkError(f"column {name!r}: an index points outside its dictionary")
-    return [words[number] for number in numbers.tolist()]
+    return Words(numbers, words)
 
 
 def _decompress(data: bytes) -> bytes:

@@ -101,7 +101,10 @@ def _whole(values: Array) -> int:
 
 def _bounded(sizes: Array) -> Array:
     sizes = np.maximum(sizes, 0)
-    if len(np.unique(sizes)) <= MAX_SIZES:
-        return sizes
+    return sizes if len(np.unique(sizes)) <= MAX_SIZES else doublings_of(sizes)
+
+
+def doublings_of(sizes: Array) -> Array:
+    """Return the next power of two of each size, so that ragged sizes are few."""
     doublings = np.exp2(np.ceil(np.log2(np.maximum(sizes, 1).astype(float))))
     return np.where(sizes == 0, 0, np.minimum(doublings, float(1 << 62)).astype(np.int64))

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from rankscope.wire import schema
 from rankscope.wire.backends import is_of_device
 from rankscope_server.answers import json_object, of_row, to_ms
-from rankscope_server.api.ranks.collectives import records
+from rankscope_server.api.ranks.chunks import Wanted
+from rankscope_server.api.ranks.records import newest
 from rankscope_server.api.ranks.schema import (
     GroupRow,
     RankDetail,
@@ -63,7 +64,7 @@ def rank(
         num_stages=row.num_stages or None,
         num_microbatches=row.num_microbatches or None,
         groups=_groups(connection, row),
-        collectives=records(connection, run, number, None, None, LAST_COLLECTIVES).rows,
+        collectives=newest(connection, Wanted(run.run_id, row.attempt, number), LAST_COLLECTIVES),
         stacks=_stacks(connection, row),
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from rankscope_server.answers import Capped, Schema
+import msgspec
+
+from rankscope_server.answers import Capped, LeftOut, Schema
 
 RankStatus: TypeAlias = Literal["running", "silent", "ended", "failed", "stuck"]
 
@@ -83,6 +85,7 @@ class CollectiveRecords(Schema, frozen=True):
 
     rows: list[CollectiveRecord]
     capped: Capped | None = None
+    left_out: list[LeftOut] = msgspec.field(default_factory=list)
 
 
 class StackRow(Schema, frozen=True):
@@ -131,11 +134,16 @@ class CollectiveRow(Schema, frozen=True):
 
 
 class Collectives(Schema, frozen=True):
-    """What was communicated, the most exposed first."""
+    """What was communicated, the most exposed first; of which attempts, and steps of a range."""
 
     rows: list[CollectiveRow]
     text: str
     capped: Capped | None = None
+    count: int = 0  # of all rows, those that were cut included
+    attempts: list[int] = msgspec.field(default_factory=list)
+    step_lo: int | None = None
+    step_hi: int | None = None
+    left_out: list[LeftOut] = msgspec.field(default_factory=list)
 
 
 class ErrorGroup(Schema, frozen=True):
