@@ -10,6 +10,8 @@ export interface AgentAnswer {
   changes: SourceChange[];
   losses: LossRow[];
   is_live: boolean;
+  losses_capped: Capped | null;
+  changes_capped: Capped | null;
 }
 
 /** One (re)start of a run. */
@@ -198,10 +200,12 @@ export interface Coverage {
   reporting: number;
   silent: SilentRank[];
   losses: LossRow[];
+  lost: number;
   refused: number;
   missing_batches: number;
   text: string;
   notes: string[];
+  losses_capped: Capped | null;
 }
 
 /** Whether a detector could look. */
@@ -263,6 +267,7 @@ export interface ErrorGroup {
 /** Error groups, first in time first. */
 export interface Errors {
   groups: ErrorGroup[];
+  capped: Capped | null;
 }
 
 /** One fact behind a finding; `link` is relative to the dashboard's root. */
@@ -323,6 +328,7 @@ export interface FindingDetail {
   policy_hash: string;
   history: HistoryEvent[];
   stacks: FindingStack[];
+  stacks_capped: Capped | null;
   commands: CommandRow[];
 }
 
@@ -340,6 +346,7 @@ export interface Findings {
   recovered: ShownFinding[];
   detectors: Detector[];
   steps: number;
+  recovered_capped: Capped | null;
 }
 
 /** A finding that the verdict explains. */
@@ -512,6 +519,7 @@ export interface Map {
   time_ms: (number | null)[];
   world_size: number;
   text: string;
+  marks_capped: Capped | null;
 }
 
 /** One lane of the map. */
@@ -556,6 +564,7 @@ export interface NetTime {
 export interface NodeHistory {
   node: string;
   preflights: NodePreflight[];
+  capped: Capped | null;
 }
 
 /** What became of one node in one preflight. */
@@ -813,6 +822,7 @@ export interface RankDetail {
   groups: GroupRow[];
   collectives: CollectiveRecord[];
   stacks: StackRow[];
+  stacks_capped: Capped | null;
 }
 
 /** One rank: where it is. */

@@ -118,6 +118,11 @@ def _update_producer(unit: Unit, batch: ValidatedBatch, producer_id: int) -> Non
         .values(
             last_sequence=last,
             received=table.received + 1,
+            # an earlier one may come later: then those between are missing
+            first_sequence=sa.case(
+                (table.first_sequence < batch.sequence, table.first_sequence),
+                else_=batch.sequence,
+            ),
             refused=table.refused + len(batch.refused),
             bytes=table.bytes + batch.num_bytes,
             received_ns=unit.now_ns,
@@ -209,6 +214,8 @@ def _update_attempts(unit: Unit, batch: ValidatedBatch, ranks: RankRows) -> None
             "step_lo": min(steps, default=None),
             "step_hi": max(steps, default=None),
         }
+        if ranks.clean_step and values["step_hi"] == ranks.clean_step + 1:
+            values["step_hi"] = ranks.clean_step  # as in the row of the run
         if row is None:
             values |= {"run_id": batch.run_id, "attempt": number}
             unit.connection.execute(sa.insert(table).values(values))

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from rankscope.wire.metric_names import PRINTED_LOSS
 from rankscope.wire.schema import IMPORTED
-from rankscope_server.answers import json_object, of_row, to_ms
+from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.findings.queries import verdict
 from rankscope_server.api.overview.schema import (
     Attempt,
@@ -92,12 +92,14 @@ def coverage(
         registered=len(registered),
         reporting=reporting,
         silent=silent,
-        losses=lost,
+        losses=lost.rows,
+        losses_capped=capped(len(lost.rows), lost.num_reasons),
+        lost=lost.count,
         refused=run.refused,
         missing_batches=int(missing or 0),
         notes=answer(run).notes,
         text=_coverage_text(
-            expected, reporting, silent, lost, int(missing or 0), run.launcher == IMPORTED
+            expected, reporting, silent, lost.rows, int(missing or 0), run.launcher == IMPORTED
         ),
     )
 

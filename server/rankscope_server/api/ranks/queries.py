@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from rankscope.wire import schema
 from rankscope.wire.backends import is_of_device
-from rankscope_server.answers import json_object, of_row, to_ms
+from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.ranks.chunks import Wanted
 from rankscope_server.api.ranks.records import newest
 from rankscope_server.api.ranks.schema import (
@@ -56,6 +56,7 @@ def rank(
         raise not_found(
             f"no rank {number} in run {run.run_id}", f"ranks are 0 to {run.world_size - 1}", "rank"
         )
+    stacks, num_stacks = _stacks(connection, row)
     base = _rank_row(row, run, _stuck(connection, run.run_id), silent_before_ns)
     return of_row(
         RankDetail,
@@ -65,7 +66,8 @@ def rank(
         num_microbatches=row.num_microbatches or None,
         groups=_groups(connection, row),
         collectives=newest(connection, Wanted(run.run_id, row.attempt, number), LAST_COLLECTIVES),
-        stacks=_stacks(connection, row),
+        stacks=stacks,
+        stacks_capped=capped(len(stacks), num_stacks),
     )
 
 
@@ -160,14 +162,13 @@ def _groups(connection: sa.Connection, row: sa.Row[Any]) -> list[GroupRow]:
     return rows
 
 
-def _stacks(connection: sa.Connection, row: sa.Row[Any]) -> list[StackRow]:
+def _stacks(connection: sa.Connection, row: sa.Row[Any]) -> tuple[list[StackRow], int]:
+    """Return the newest stacks of a rank, and how many there are."""
     table = tables.stacks
+    where = (table.c.run_id == row.run_id, table.c.rank == row.rank, table.c.attempt == row.attempt)
+    total = connection.scalar(sa.select(sa.func.count()).select_from(table).where(*where))
     rows = connection.execute(
-        sa.select(table)
-        .where(
-            table.c.run_id == row.run_id, table.c.rank == row.rank, table.c.attempt == row.attempt
-        )
-        .order_by(table.c.id.desc())
-        .limit(MAX_STACKS)
+        sa.select(table).where(*where).order_by(table.c.id.desc()).limit(MAX_STACKS)
     )
-    return [of_row(StackRow, stack, command_id=stack.command_id or None) for stack in rows]
+    found = [of_row(StackRow, stack, command_id=stack.command_id or None) for stack in rows]
+    return found, int(total or 0)

@@ -116,6 +116,7 @@ class RankDetail(RankRow, frozen=True):
     groups: list[GroupRow]
     collectives: list[CollectiveRecord]
     stacks: list[StackRow]
+    stacks_capped: Capped | None = None  # the newest ones
 
 
 class CollectiveRow(Schema, frozen=True):
@@ -167,3 +168,4 @@ class Errors(Schema, frozen=True):
     """Error groups, first in time first."""
 
     groups: list[ErrorGroup]
+    capped: Capped | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import sqlalchemy as sa
@@ -140,19 +141,36 @@ def is_silent(row: sa.Row[Any], run: sa.Row[Any], silent_before_ns: int) -> bool
     return bool((row.received_ns or 0) < silent_before_ns)
 
 
-def losses(connection: sa.Connection, run_id: str) -> list[LossRow]:
-    """Return what the agents of a run lost, by reason."""
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What the agents of a run lost, by reason, the most first; where they are many, not all."""
+
+    rows: list[LossRow]
+    num_reasons: int
+    count: int  # of all reasons
+
+
+def losses(connection: sa.Connection, run_id: str) -> Losses:
+    """Return what the agents of a run lost."""
     table = tables.loss.c
     total = sa.func.sum(table.count)
-    rows = connection.execute(
+    by_reason = (
         sa.select(table.host, table.rank, table.source, table.reason, total.label("total"))
         .where(table.run_id == run_id)
         .group_by(table.host, table.rank, table.source, table.reason)
         .having(total > 0)
-        .order_by(total.desc())
-        .limit(MAX_LOSSES)
     )
-    return [of_row(LossRow, row, count=int(row.total)) for row in rows]
+    lost = by_reason.subquery()
+    number, count = connection.execute(sa.select(sa.func.count(), sa.func.sum(lost.c.total))).one()
+    names = ("host", "rank", "source", "reason")
+    rows = connection.execute(
+        by_reason.order_by(total.desc(), *(table[name] for name in names)).limit(MAX_LOSSES)
+    )
+    return Losses(
+        rows=[of_row(LossRow, row, count=int(row.total)) for row in rows],
+        num_reasons=int(number),
+        count=int(count or 0),
+    )
 
 
 def onset_step(run: sa.Row[Any]) -> int | None:
