@@ -256,7 +256,7 @@ def _last_loss(connection: sa.Connection, run_id: str) -> Number | None:
         row = connection.execute(
             sa.select(table.value, table.step)
             .where(table.run_id == run_id, table.name == name)
-            .order_by(*newest, table.rank)
+            .order_by(*newest, table.attempt.desc(), table.rank)
             .limit(1)
         ).first()
         if row is not None:

@@ -34,7 +34,7 @@ def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> 
     else:
         sums = exact_sums(connection, wanted)
         left_out = _uncounted(sums, wanted, run)
-    first, last = _steps(connection, run, wanted, sums, attempt if is_whole else None)
+    first, last = _steps(connection, run, wanted, sums, attempt if is_whole else wanted.attempt)
     members, on_device = _groups(connection, run, attempt)
     rows = []
     for key, value in sums.by_key.items():
