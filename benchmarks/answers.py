@@ -369,7 +369,7 @@ def main() -> int:
     parser.add_argument("--collectives", type=float, default=5e6)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/rankscope-answers"))
-    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--repeat", type=int, default=40)
     parser.add_argument("--only", default="", help="part of a route's name")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)

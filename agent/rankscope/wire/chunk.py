@@ -322,13 +322,15 @@ def _numbers(frame: _Frame, place: int) -> Array:
     """Return an integer column in the units of the chunk; what overflows is only wrong."""
     header = frame.header
     form, base, slope = header.forms[place] & ~WORDS, header.bases[place], header.slopes[place]
+    if header.widths[place] == 0 and form == OFFSET:
+        return np.full(frame.count, base, dtype=np.int64)
     if header.widths[place] == 0:
         values: Array = np.zeros(frame.count, dtype=np.int64)
     else:
         values = _values(frame, place).astype(np.int64)
     if form == DELTA:
         values[1:] += slope
-        values = np.cumsum(values)
+        values = np.add.accumulate(values)
     elif form == BESIDE:
         values += _numbers(frame, slope)
     values += base
@@ -337,9 +339,11 @@ def _numbers(frame: _Frame, place: int) -> Array:
 
 def _values(frame: _Frame, place: int) -> Array:
     width, starts = frame.header.widths[place], frame.layout.starts
-    begin, end = (frame.body_at + starts[at] * frame.count for at in (place, place + 1))
-    raw = frame.raw[begin:end]
-    planes = np.frombuffer(raw, np.uint8).reshape(width, frame.count).T
+    begin = frame.body_at + starts[place] * frame.count
+    flat = np.frombuffer(frame.raw, np.uint8, width * frame.count, begin)
+    if width == 1:
+        return flat
+    planes = flat.reshape(width, frame.count).T
     little = np.dtype(_TYPES[width]).newbyteorder("<")
     values: Array = np.ascontiguousarray(planes).view(little).reshape(frame.count)
     return values

@@ -210,4 +210,7 @@ def _to_ns(ms: float | None, default: int) -> int:
 
 
 def _known(values: Array) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
+    known = values.astype(object)
+    known[~np.isfinite(values)] = None
+    found: list[float | None] = known.tolist()
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -122,16 +122,25 @@ def _short_verdict(verdict: dict[str, Any] | None) -> ShortVerdict | None:
 MAX_LOSSES = 200
 
 
-def rank_rows(connection: sa.Connection, run_id: str, attempt: int) -> list[sa.Row[Any]]:
-    """Return the rows of the ranks of an attempt, in their order."""
-    table = tables.rank
-    return list(
-        connection.execute(
-            sa.select(table)
-            .where(table.c.run_id == run_id, table.c.attempt == attempt)
-            .order_by(table.c.rank)
-        )
+# What each rank is and how it ended: a third of its row, without what it was doing.
+RANK_HEAD = (
+    "attempt", "rank", "host", "stage", "backend", "step", "registered_ns", "last_seen_ns",
+    "received_ns", "ended_ns", "end_reason", "end_detail", "exit_code", "exit_signal",
+)  # fmt: skip
+
+
+def rank_rows(
+    connection: sa.Connection, run_id: str, attempt: int, columns: Sequence[str] = ()
+) -> list[sa.Row[Any]]:
+    """Return `columns` of the ranks of an attempt, by default all, in the order of the ranks."""
+    table = tables.rank.c
+    chosen = [table[name] for name in columns] if columns else list(table)
+    rows = connection.execute(
+        sa.select(*chosen)
+        .where(table.run_id == run_id, table.attempt == attempt)
+        .order_by(table.rank)
     )
+    return list(rows)
 
 
 def is_silent(row: sa.Row[Any], run: sa.Row[Any], silent_before_ns: int) -> bool:

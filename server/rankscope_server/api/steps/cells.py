@@ -60,8 +60,10 @@ def fold_block(plane: Plane, values: Array, places: Array) -> None:
     columns, starts = np.unique(places, return_index=True)
     if not len(columns):
         return
-    present = np.add.reduceat(~np.isnan(values), starts, axis=1, dtype=np.int32)
-    worst = np.fmax.reduceat(values, starts, axis=1)
+    present, worst = ~np.isnan(values), values
+    if len(columns) < len(places):
+        present = np.add.reduceat(present, starts, axis=1, dtype=np.int32)
+        worst = np.fmax.reduceat(values, starts, axis=1)
     plane.worst[:, columns] = np.fmax(plane.worst[:, columns], worst)
     plane.present[:, columns] += present
 
@@ -83,8 +85,10 @@ def fold_ranks(plane: Plane, rank_bin: int, size: int, num_steps: int) -> tuple[
     if not plane.worst.size:
         empty = np.zeros((len(starts), plane.worst.shape[1]))
         return np.full(empty.shape, np.nan), empty
-    worst = np.fmax.reduceat(plane.worst, starts, axis=0)
-    present = np.add.reduceat(plane.present, starts, axis=0)
+    worst, present = plane.worst, plane.present
+    if rank_bin > 1:
+        worst = np.fmax.reduceat(worst, starts, axis=0)
+        present = np.add.reduceat(present, starts, axis=0)
     ranks = np.diff(np.append(starts, height))[:, None]
     return worst, missing_share(present, ranks * widths(plane, size, num_steps))
 

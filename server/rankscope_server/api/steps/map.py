@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from rankscope.wire.backends import is_of_device
 from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST, STEP_SKIPPED
 from rankscope_server.answers import capped, json_object
-from rankscope_server.api.runs.queries import onset_step, rank_rows
+from rankscope_server.api.runs.queries import RANK_HEAD, onset_step, rank_rows
 from rankscope_server.api.steps.cells import (
     Array,
     Held,
@@ -183,7 +183,7 @@ def step_range(run: sa.Row[Any], lo: int | None, hi: int | None) -> tuple[int, i
 
 def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peers:
     """Return roles and hosts of all ranks, and the early steps that serve as own reference."""
-    rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt)}
+    rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)}
     height = max([run.world_size, *(rank + 1 for rank in rows)])
     attempts = tables.attempt.c
     begin = connection.scalar(
@@ -285,10 +285,10 @@ def _pinned(
     why = {
         rank: text for rank, text in _accused(connection, run.run_id).items() if rank < peers.height
     }
-    if scale is None and plane.worst.size:
+    if scale is None and plane.worst.size and rank_bin > 1:
         lost = np.nan_to_num(quiet(np.nanmean, np.maximum(plane.worst - 1, 0), axis=1))
         for rank in np.argsort(-lost).tolist():
-            if lost[rank] >= MIN_LOST_RATIO and rank_bin > 1:
+            if lost[rank] >= MIN_LOST_RATIO:
                 why.setdefault(
                     rank, f"works {percent_text(float(lost[rank]))} longer than its reference"
                 )
