@@ -357,7 +357,7 @@ def measure(address: str, pid: int, asked: Sequence[Route], repeat: int) -> dict
         size = 0
         for _ in range(repeat + 1):
             before, started = cpu_ms(pid), time.perf_counter()
-            connection.request("GET", route.path)
+            connection.request("GET", route.path, headers={"Accept-Encoding": "gzip"})
             reply = connection.getresponse()
             body = reply.read()
             assert reply.status == 200, (route.path, body[:300])

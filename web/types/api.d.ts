@@ -930,6 +930,7 @@ export interface Samples {
   names: string[];
   series: SampleSeries[];
   capped: Capped | null;
+  left_out: LeftOut[];
 }
 
 /** Lines of all runs, newest first. */
