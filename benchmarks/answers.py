@@ -337,16 +337,25 @@ def serving(url: str, folder: Path) -> Iterator[tuple[str, int]]:
         process.wait(20)
 
 
-def cpu_ms(pid: int) -> float:
-    """Return the CPU time of all threads of a process, as exact as its scheduler knows it."""
+def cpu_ms(*pids: int) -> float:
+    """Return the CPU time of all threads of processes, as exact as the scheduler knows it."""
     total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            total += int((task / "schedstat").read_text().split()[0])
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                total += int((task / "schedstat").read_text().split()[0])
     return total / MS
 
 
-def measure(address: str, pid: int, asked: Sequence[Route], repeat: int) -> dict[str, Any]:
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a database server has made; none for no server."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(number) for number in listed.read_text().split()] if pid else []
+
+
+def measure(
+    address: str, pid: int, database_pid: int, asked: Sequence[Route], repeat: int
+) -> dict[str, Any]:
     """Ask each route; return what it took."""
     place = urlsplit(address)
     connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=120)
@@ -354,8 +363,11 @@ def measure(address: str, pid: int, asked: Sequence[Route], repeat: int) -> dict
     for route in asked:
         cpu: list[float] = []
         wall: list[float] = []
+        of_database: list[float] = []
         size = 0
         for _ in range(repeat + 1):
+            backends = children_of(database_pid)
+            database_before = cpu_ms(*backends)
             before, started = cpu_ms(pid), time.perf_counter()
             connection.request("GET", route.path, headers={"Accept-Encoding": "gzip"})
             reply = connection.getresponse()
@@ -363,9 +375,11 @@ def measure(address: str, pid: int, asked: Sequence[Route], repeat: int) -> dict
             assert reply.status == 200, (route.path, body[:300])
             wall.append((time.perf_counter() - started) * 1e3)
             cpu.append(cpu_ms(pid) - before)
+            of_database.append(cpu_ms(*backends) - database_before)
             size = len(body)
         found[route.name] = {  # the first one warms caches up
-            "cpu_ms": _spread(cpu[1:]), "wall_ms": _spread(wall[1:]),
+            "cpu_ms": _spread(cpu[1:]), "database_cpu_ms": _spread(of_database[1:]),
+            "wall_ms": _spread(wall[1:]),
             "first_wall_ms": round(wall[0], 1), "bytes": size, "bar_ms": route.bar_ms,
         }  # fmt: skip
     connection.close()
@@ -379,15 +393,15 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def database(kind: str, folder: Path) -> Iterator[str]:
-    """Give the address of a store in a folder."""
+def database(kind: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """Give the address of a store in a folder, and the process of its server, 0 for none."""
     if kind == "sqlite":
-        yield f"sqlite:///{folder / 'answers.db'}"
+        yield f"sqlite:///{folder / 'answers.db'}", 0
         return
     server = Postgres("-c", "synchronous_commit=off", "-c", "shared_buffers=512MB",
                       folder=folder / "postgresql").start()  # fmt: skip
     try:
-        yield server.url("postgres")
+        yield server.url("postgres"), server.pid
     finally:
         server.end()
         server.close()
@@ -408,12 +422,12 @@ def main() -> int:
     started = time.process_time()
     written = Build(file, last_step).run()
     seconds = time.process_time() - started
-    with database(chosen.database, chosen.folder) as url:
+    with database(chosen.database, chosen.folder) as (url, database_pid):
         if url != file and is_empty(url):
             copy_rows(file, url)
         with serving(url, chosen.folder) as (address, pid):
             asked = [route for route in routes(last_step) if chosen.only in route.name]
-            answers = measure(address, pid, asked, chosen.repeat)
+            answers = measure(address, pid, database_pid, asked, chosen.repeat)
     missed = {
         name: f"{one['cpu_ms']['p95']} of {one['bar_ms']} ms"
         for name, one in answers.items()
@@ -422,6 +436,7 @@ def main() -> int:
     result = {
         "database": chosen.database, "collectives": last_step * RANKS * COLLECTIVES_PER_STEP,
         "ranks": RANKS, "steps": last_step, "cores": os.cpu_count(), "repeat": chosen.repeat,
+        "load": round(os.getloadavg()[0], 1),
         "built_steps": written, "build_cpu_s": round(seconds, 1), "answers": answers,
         "missed": missed,
     }  # fmt: skip

@@ -200,19 +200,19 @@ class Words:
     words: list[str]
 
 
-def decode_coded(data: bytes, only: Collection[str]) -> dict[str, Array | Words]:
-    """Unpack the columns `only` of a chunk; strings stay places in a list of words.
+def decode_coded(data: bytes, only: Collection[str]) -> tuple[dict[str, Array], dict[str, Words]]:
+    """Unpack the columns `only` of a chunk: numbers, and strings as places in a list of words.
 
     Raises ChunkError on anything malformed.
     """
     frame = _open(data)
-    found: dict[str, Array | Words] = {}
-    for place, name in enumerate(frame.names):
+    numbers: dict[str, Array] = {}
+    words: dict[str, Words] = {}
+    for place, (name, form) in enumerate(zip(frame.names, frame.header.forms, strict=True)):
         if name in only:
-            column = _decode_column(frame, place, coded=True)
-            assert not isinstance(column, list)
-            found[name] = column
-    return found
+            found = words if form & WORDS else numbers
+            found[name] = _decode_column(frame, place, coded=True)
+    return numbers, words
 
 
 def decode_chunk(data: bytes, only: Collection[str] | None = None) -> dict[str, Column]:

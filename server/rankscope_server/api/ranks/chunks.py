@@ -106,10 +106,7 @@ def read(connection: sa.Connection, ids: Sequence[int], names: frozenset[str]) -
             )
         )
         for number, attempt, rank, data in rows:
-            columns = decode_coded(data, names)
-            words = {name: one for name, one in columns.items() if isinstance(one, Words)}
-            numbers = {name: one for name, one in columns.items() if not isinstance(one, Words)}
-            yield Part(number, attempt, rank, numbers, words)
+            yield Part(number, attempt, rank, *decode_coded(data, names))
 
 
 class Codes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,10 @@ def exact_sums(connection: sa.Connection, wanted: Wanted) -> Sums:
     sums = Sums(lo=chosen.lo, is_cut=chosen.is_cut)
     again = {} if wanted.attempt is not None else steps_run_again(connection, wanted.run_id)
     columns = _Columns()
+    counted = replace(wanted, lo=_first_step(chosen, wanted))
     for part in read(connection, chosen.ids, _NAMES):
         steps = part.numbers["step"]
-        inside = wanted.holds(steps) & _is_complete(steps, chosen, wanted)
+        inside = counted.holds(steps)
         for lo, hi in again.get(part.attempt, ()):
             is_again = inside & (steps >= lo) & (steps <= hi)
             sums.num_again += int(is_again.sum())
@@ -85,12 +86,13 @@ def steps_run_again(connection: sa.Connection, run_id: str) -> dict[int, list[tu
     }
 
 
-def _is_complete(steps: Array, chosen: Chosen, wanted: Wanted) -> Any:
+def _first_step(chosen: Chosen, wanted: Wanted) -> int | None:
+    """Return the first step that is counted."""
     if not chosen.is_cut or chosen.lo is None:
-        return True
+        return wanted.lo
     if wanted.hi is not None and chosen.lo > wanted.hi:
-        return True  # not even one step is: what was read is better than nothing
-    return steps >= chosen.lo
+        return wanted.lo  # of no step all was chosen: what was is better than nothing
+    return chosen.lo
 
 
 class _Columns:
