@@ -20,6 +20,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from rankscope.wire import schema
 from rankscope.wire.chunk import decode_chunk, encode_chunk
 from rankscope.wire.schema import STEP_WAITS_UNKNOWN
 from rankscope_server.api.app import create_app
@@ -510,3 +511,29 @@ def test_a_range_counts_the_chunks_of_all_ranks_however_many(sender: Sender) -> 
     assert sender.get("/collectives", **{"from": 1, "to": 2})["count"] == 2_048
     records = sender.get("/collectives/records", limit=7)
     assert records["capped"] == {"shown": 7, "total": 2_048}
+
+
+def test_every_list_that_was_cut_says_of_how_many(sender: Sender) -> None:
+    def base(place: int, rank: int = 0) -> dict[str, int]:
+        return {"attempt": 0, "rank": rank, "time_ns": 10**18 + place}
+
+    sender.send(
+        *(schema.Loss(**base(n), source="steps", reason=f"why {n}", count=2) for n in range(205)),
+        *(schema.ErrorRaised(**base(n), type=f"E{chr(65 + n // 26)}{chr(65 + n % 26)}", message="x",
+                             where="main", step=1) for n in range(210) for _ in range(2)),
+        *(schema.Stacks(**base(n), reason="asked", text="f()") for n in range(12)),
+        schema.Metrics(**base(0), step=1, values={f"m{n:03}": 1.0 for n in range(300)}),
+        *(schema.Event(**base(n), name="checkpoint", step=n + 1) for n in range(510)),
+    )  # fmt: skip
+    coverage = sender.get("")["coverage"]
+    assert (coverage["lost"], coverage["losses_capped"]) == (410, {"shown": 200, "total": 205})
+    assert sender.get("/agent")["losses_capped"] == {"shown": 200, "total": 205}
+    assert "5 more reasons for which less was lost" in sender.get("/report")["not_measured"]
+    errors = sender.get("/errors")
+    assert errors["capped"] == {"shown": 200, "total": 210}
+    assert {group["count"] for group in errors["groups"]} == {2}
+    assert sender.get("/ranks/0")["stacks_capped"] == {"shown": 10, "total": 12}
+    assert sender.get("/metrics")["capped"] == {"shown": 256, "total": 300}
+    page = sender.get("/map", metric="step")
+    assert page["marks_capped"] == {"shown": 501, "total": 511}  # and the first step
+    assert page["marks"][-1]["step"] == 510
