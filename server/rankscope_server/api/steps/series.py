@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,67 +41,78 @@ def metrics(
     where = [table.run_id == run_id, table.name.in_(wanted)]
     if rank is not None:
         where.append(table.rank == rank)
-    keys = _series_of(connection, where, merged=merged)
-    read = _merged_points if merged else _points
-    series: list[MetricSeries] = []
-    num_points = 0
-    for key, count in keys[:MAX_SERIES]:
-        num_points += count
-        if num_points > MAX_POINTS and series:
-            break
-        series.append(
-            _metric_series(*key, read(connection, [*where, table.name == key[0]], key[1]), width)
-        )
-    return MetricsAnswer(names=all_names, series=series, capped=capped(len(series), len(keys)))
+    keys, total = _series_of(connection, where, merged=merged)
+    if keys:  # the first ones in this order
+        name, of_rank = keys[-1]
+        is_before = table.name < name
+        is_last = table.name == name
+        where.append(is_before | (is_last if merged else is_last & (table.rank <= of_rank)))
+    points = _merged_points(connection, where) if merged else _points(connection, where)
+    series = [_metric_series(*key, points[key], width) for key in keys]
+    return MetricsAnswer(names=all_names, series=series, capped=capped(len(series), total))
 
 
-_Points: TypeAlias = dict[int, tuple[float, float, float]]
-"""By step: value, least, largest; NaN where none was finite."""
+# by (name, rank) and step: value, least, largest; NaN where none was finite
+_Points: TypeAlias = dict[tuple[str, int], dict[int, tuple[float, float, float]]]
 
 
 def _series_of(
     connection: sa.Connection, where: list[sa.ColumnElement[bool]], *, merged: bool
-) -> list[tuple[tuple[str, int], int]]:
-    """Return (name, rank) and the number of stored points of each series; -1 for all ranks."""
+) -> tuple[list[tuple[str, int]], int]:
+    """Return (name, rank) of the series to show, -1 for all ranks, and how many there are."""
     table = tables.metric.c
     of_rank = sa.literal(-1).label("of_rank") if merged else table.rank.label("of_rank")
     by = (table.name,) if merged else (table.name, table.rank)
+    num_points = sa.func.count(table.step.distinct()) if merged else sa.func.count()
     rows = connection.execute(
-        sa.select(table.name, of_rank, sa.func.count()).where(*where).group_by(*by).order_by(*by)
-    )
-    return [((name, rank), count) for name, rank, count in rows]
+        sa.select(table.name, of_rank, num_points).where(*where).group_by(*by).order_by(*by)
+    ).all()
+    chosen: list[tuple[str, int]] = []
+    points = 0
+    for name, rank, count in rows[:MAX_SERIES]:
+        points += count
+        if points > MAX_POINTS and chosen:
+            break
+        chosen.append((name, rank))
+    return chosen, len(rows)
 
 
-def _points(connection: sa.Connection, where: list[sa.ColumnElement[bool]], rank: int) -> _Points:
+def _points(connection: sa.Connection, where: list[sa.ColumnElement[bool]]) -> _Points:
     table = tables.metric.c
+    points: _Points = defaultdict(dict)
     rows = connection.execute(
-        sa.select(table.step, table.value)
-        .where(*where, table.rank == rank)
-        # Later attempts come last: where steps were repeated, what was kept counts.
-        .order_by(table.attempt, table.step)
-    )
-    return {step: (np.nan if value is None else value,) * 3 for step, value in rows}
-
-
-def _merged_points(
-    connection: sa.Connection, where: list[sa.ColumnElement[bool]], _rank: int
-) -> _Points:
-    """Return the mean, least and largest value over the ranks."""
-    table, over = tables.metric.c, sa.func
-    rows = connection.execute(
-        sa.select(table.step, over.avg(table.value), over.min(table.value), over.max(table.value))
+        sa.select(table.name, table.rank, table.step, table.value)
         .where(*where)
-        .group_by(table.attempt, table.step)
-        .order_by(table.attempt, table.step)
+        # Later attempts come last: where steps were repeated, what was kept counts.
+        .order_by(table.name, table.rank, table.attempt, table.step)
     )
-    points: _Points = {}
-    for step, *values in rows:
-        mean, least, largest = (np.nan if value is None else value for value in values)
-        points[step] = mean, least, largest
+    for name, rank, step, value in rows:
+        points[name, rank][step] = (np.nan if value is None else value,) * 3
     return points
 
 
-def _metric_series(name: str, rank: int, values: _Points, width: int) -> MetricSeries:
+def _merged_points(connection: sa.Connection, where: list[sa.ColumnElement[bool]]) -> _Points:
+    """Return the mean, least and largest value over the ranks; the rank is -1."""
+    table, over = tables.metric.c, sa.func
+    points: _Points = defaultdict(dict)
+    rows = connection.execute(
+        sa.select(
+            table.name, table.step, over.avg(table.value), over.min(table.value),
+            over.max(table.value),
+        )
+        .where(*where)
+        .group_by(table.name, table.attempt, table.step)
+        .order_by(table.name, table.attempt, table.step)
+    )  # fmt: skip
+    for name, step, *values in rows:
+        mean, least, largest = (np.nan if value is None else value for value in values)
+        points[name, -1][step] = mean, least, largest
+    return points
+
+
+def _metric_series(
+    name: str, rank: int, values: dict[int, tuple[float, float, float]], width: int
+) -> MetricSeries:
     steps = np.array(sorted(values), np.int64)
     numbers, least, largest = np.array([values[step] for step in steps.tolist()]).T
     size = bin_of(len(steps), width)
