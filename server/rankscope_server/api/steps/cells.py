@@ -64,8 +64,9 @@ def fold_block(plane: Plane, values: Array, places: Array) -> None:
     if len(columns) < len(places):
         present = np.add.reduceat(present, starts, axis=1, dtype=np.int32)
         worst = np.fmax.reduceat(values, starts, axis=1)
-    plane.worst[:, columns] = np.fmax(plane.worst[:, columns], worst)
-    plane.present[:, columns] += present
+    at = slice(int(columns[0]), int(columns[-1]) + 1)  # steps follow each other, so do columns
+    plane.worst[:, at] = np.fmax(plane.worst[:, at], worst)
+    plane.present[:, at] += present
 
 
 def fold_times(plane: Plane, started: Array, places: Array) -> None:
@@ -103,6 +104,8 @@ def widths(plane: Plane, size: int, num_steps: int) -> Array:
 
 def missing_share(present: Array, cells: Array) -> Array:
     """Return the share of missing cells as 0..255."""
+    if (present >= cells).all():
+        return np.zeros(present.shape)
     share = np.clip(1.0 - present / np.maximum(cells, 1), 0.0, 1.0)
     # A single missing cell among many must not round to none.
     return np.where(share > 0, np.maximum(np.round(share * 255), 1), 0)
