@@ -21,7 +21,7 @@ class Capped(Schema, frozen=True):
 
 
 class LeftOut(Schema, frozen=True):
-    """What an answer does not count; `count` is null where only reading it all would tell."""
+    """What an answer does not count; `count` is null where only reading it all would show it."""
 
     what: str
     count: int | None

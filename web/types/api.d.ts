@@ -391,7 +391,7 @@ export interface IngestAnswer {
   commands: Command[];
 }
 
-/** What an answer does not count; `count` is null where only reading it all would tell. */
+/** What an answer does not count; `count` is null where only reading it all would show it. */
 export interface LeftOut {
   what: string;
   count: number | null;
