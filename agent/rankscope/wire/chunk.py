@@ -41,6 +41,7 @@ OFFSET, DELTA, FLOAT, BESIDE = range(4)  # forms
 WORDS = 0x10  # added to the form of a column whose numbers are places in a list of words
 _MAX_BASE = 1 << 62
 _TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_LITTLE = {width: np.dtype(kind).newbyteorder("<") for width, kind in _TYPES.items()}
 # columns that are often nearly another one
 _NEAR = {
     "started_ns": "duration_ns", "returned_ns": "duration_ns", "blocked_ns": "duration_ns",
@@ -185,7 +186,7 @@ def _width(values: Array) -> int:
 def _shuffle(values: Array, width: int) -> bytes:
     if width == 0:
         return b""
-    little = values.astype(np.dtype(_TYPES[width]).newbyteorder("<"), copy=False)
+    little = values.astype(_LITTLE[width], copy=False)
     return little.view(np.uint8).reshape(len(values), width).T.tobytes()
 
 
@@ -311,9 +312,13 @@ def _decode_column(frame: _Frame, place: int, *, coded: bool = False) -> Any:
         return _values(frame, place).view(np.float32)
     numbers = _numbers(frame, place)
     if header.forms[place] & WORDS:
-        words = _words(name, numbers, header.words[frame.layout.words.index(place)])
-        return words if coded else [words.words[number] for number in words.codes.tolist()]
+        words = header.words[frame.layout.words.index(place)]
+        _check_words(name, numbers[:1] if header.widths[place] == 0 else numbers, words)
+        return Words(numbers, words) if coded else [words[number] for number in numbers.tolist()]
     if name.endswith("_ns"):
+        is_offset = header.forms[place] == OFFSET and header.widths[place] <= 4
+        if is_offset and header.bases[place] >= 0:  # none is below zero
+            return numbers * NS_PER_UNIT
         return np.where(numbers < 0, -1, numbers * NS_PER_UNIT)
     return numbers
 
@@ -344,15 +349,13 @@ def _values(frame: _Frame, place: int) -> Array:
     if width == 1:
         return flat
     planes = flat.reshape(width, frame.count).T
-    little = np.dtype(_TYPES[width]).newbyteorder("<")
-    values: Array = np.ascontiguousarray(planes).view(little).reshape(frame.count)
+    values: Array = np.ascontiguousarray(planes).view(_LITTLE[width]).reshape(frame.count)
     return values
 
 
-def _words(name: str, numbers: Array, words: list[str]) -> Words:
+def _check_words(name: str, numbers: Array, words: list[str]) -> None:
     if not (0 <= numbers.min() and numbers.max() < len(words)):
         raise ChunkError(f"column {name!r}: an index points outside its dictionary")
-    return Words(numbers, words)
 
 
 def _decompress(data: bytes) -> bytes:
