@@ -30,7 +30,6 @@ class Postgres:
         self._bin = postgres_programs() or Path()
         # the address of a socket has at most 107 characters
         self._socket = Path(tempfile.mkdtemp(prefix="rankscope-pg-"))
-        self._is_temporary = folder is None
         self.folder = folder or self._socket / "data"
         self._options = options
         self._numbers = itertools.count()
@@ -91,8 +90,7 @@ class Postgres:
 
     def close(self) -> None:
         self.end(signal.SIGQUIT)
-        if self._is_temporary or self._process is None:
-            shutil.rmtree(self._socket, ignore_errors=True)
+        shutil.rmtree(self._socket, ignore_errors=True)  # with the data, if it has no other folder
 
     def _create(self, of: str) -> str:
         name = f"test_{next(self._numbers)}"
