@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import shutil
 import socket
 import struct
@@ -47,6 +48,7 @@ _PACKAGE_OF = {
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
     "chromium": "chromium",
 }  # fmt: skip
+_OLDEST_POSTGRES = 14
 
 
 @dataclass(frozen=True)
@@ -311,6 +313,37 @@ def _chromium() -> str:
         return _try([str(find("chromium")), *options, profile, "--dump-dom", page])
 
 
+def postgres_programs() -> Path | None:
+    """Return the folder of the newest PostgreSQL server that is installed; None for none."""
+    on_path = shutil.which("initdb", path=search_path())
+    folders = [Path(on_path).resolve().parent] if on_path else []
+    folders += Path("/usr/lib/postgresql").glob("*/bin")  # Debian keeps each version apart
+    found = {version: folder for folder in folders if (version := _postgres_version(folder))}
+    return found[max(found)] if found else None
+
+
+def _postgres_version(folder: Path) -> int:
+    if not (folder / "initdb").exists():
+        return 0
+    said = subprocess.run(
+        [folder / "postgres", "--version"], capture_output=True, text=True, timeout=_LIMIT_S,
+        check=False,
+    ).stdout  # fmt: skip
+    numbers = re.findall(r"\d+", said)
+    return int(numbers[0]) if numbers else 0
+
+
+def _postgres() -> str:
+    folder = postgres_programs()
+    if folder is None:
+        return "no PostgreSQL server is installed"
+    version = _postgres_version(folder)
+    if version < _OLDEST_POSTGRES:
+        return f"PostgreSQL {version} is installed, {_OLDEST_POSTGRES} is the oldest that is served"
+    become = NOBODY if is_root() else ()
+    return _try([*become, str(folder / "initdb"), "--version"], cwd=Path("/"))
+
+
 def _mpirun() -> str:
     return _try(["mpirun", "--version"])
 
@@ -396,6 +429,9 @@ CAPABILITIES = (
         "sshd", "starts an ssh server", ("sshd", "ssh", "ssh-keygen"), _sshd, in_ci=True,
     ),
     Capability("chromium", "a browser", ("chromium",), _chromium, in_ci=True),
+    Capability(
+        "postgres", "a PostgreSQL server", (), _postgres, packages=("postgresql",), in_ci=True,
+    ),
     Capability("mpirun", "Open MPI", ("mpirun",), _mpirun, in_ci=True),
     Capability(
         "slurm", "Slurm", ("slurmctld", "slurmd", "srun", "sinfo", "munged"), in_ci=True,

@@ -20,6 +20,13 @@ class Capped(Schema, frozen=True):
     total: int
 
 
+class LeftOut(Schema, frozen=True):
+    """What an answer does not count; `count` is null where only reading it all would show it."""
+
+    what: str
+    count: int | None
+
+
 _Answer = TypeVar("_Answer", bound=Schema)
 
 

@@ -20,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rankscope.wire import schema
 from rankscope_server.api.app import create_app
 from rankscope_server.settings import Settings
+from tests.capabilities import need
+from tests.server.postgres import Postgres
 from tests.server.seed import seed_with
 
 with warnings.catch_warnings():
@@ -28,6 +30,7 @@ with warnings.catch_warnings():
     from starlette.testclient import TestClient
 
 START_SECONDS = 40.0
+DATABASES = ("sqlite", "postgresql")
 
 
 class ServerProcess:
@@ -99,10 +102,35 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
         server.close()
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of this process's tests."""
+    need("postgres")
+    server = Postgres("-c", "fsync=off")
+    yield server.start()
+    server.close()
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest) -> str:
+    """The address of an empty database of each kind; empty: SQLite in the data folder."""
+    return url_of(request)
+
+
+def url_of(request: pytest.FixtureRequest) -> str:
+    """Return the address of an empty database of the kind that is the fixture's parameter."""
+    if request.param == "sqlite":
+        return ""
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.create_migrated()
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, database_url: str) -> Settings:
     """Settings of a server in this process, which looks only when a test says so."""
-    return Settings(data_dir=str(tmp_path / "data"), look_seconds=3600.0, disk_reserve_bytes=0)
+    return Settings(data_dir=str(tmp_path / "data"), database_url=database_url, look_seconds=3600.0,
+        disk_reserve_bytes=0,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -157,11 +185,15 @@ def log_line(message: str, **more: Any) -> schema.LogLine:
     return schema.LogLine(message=message, **values)
 
 
-@pytest.fixture(scope="module")
-def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
+@pytest.fixture(scope="module", params=DATABASES)
+def seeded(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Sender]:
     """A run of 4 ranks in which rank 2 is slow from step 40 on; for tests that only read."""
-    folder = str(tmp_path_factory.mktemp("data"))
-    settings = Settings(data_dir=folder, look_seconds=3600.0, disk_reserve_bytes=0)
+    settings = Settings(
+        data_dir=str(tmp_path_factory.mktemp("data")), database_url=url_of(request),
+        look_seconds=3600.0, disk_reserve_bytes=0,
+    )  # fmt: skip
 
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
         yield Sender(client, seed_with(poster(client), steps=100, gpus=True))

@@ -346,6 +346,7 @@ def test_every_field_of_a_finding_is_shown() -> None:
     assert missing <= set(schema_of_findings.ShownFinding.__struct_fields__)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_data_folder_is_private(settings: Settings, client: TestClient) -> None:
     folder = Path(settings.data_dir)
     assert folder.stat().st_mode & 0o077 == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,28 +14,11 @@ from rankscope_server.retention.kinds import NOT_OF_A_RUN, RAW_PARTS, parts_of_r
 from rankscope_server.retention.marks import PAUSE_NS, mark
 from rankscope_server.settings import Settings
 from rankscope_server.store import deletion, tables
-from tests.server import postgres
 from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
 from tests.server.seed import seed_with
 
 DAY_NS = 86_400 * 10**9
 DAYS = {f"keep_{kind}_days": 1.0 for kind in ("collectives", "steps", "samples", "logs", "events")}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    with postgres.cluster() as address:
-        yield address
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """Return the address of a fresh database; of the embedded one it is empty."""
-    if request.param == "sqlite":
-        return ""
-    if reason := postgres.missing():
-        pytest.skip(reason)
-    return postgres.new_database(request.getfixturevalue("cluster"))
 
 
 @pytest.fixture

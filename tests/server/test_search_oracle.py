@@ -7,14 +7,9 @@ other means (Python's `re`, a loop over characters), so that both are wrong in t
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import shutil
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -40,11 +35,10 @@ from rankscope_server.store.engine import open_engines
 from rankscope_server.store.lines import Line
 from rankscope_server.store.search import Cursor, Found, LogQuery, Search, find_line
 from rankscope_server.store.unit import Unit
-from tests.ports import free_port
+from tests.server.conftest import DATABASES, url_of
 
 START_NS = 1_700_000_000 * 10**9
 NOW_NS = START_NS + 100 * 10**9
-POSTGRES = Path("/usr/lib/postgresql")
 WORDS = (
     "ncclRemoteError", "RemoteError", "remote", "error", "NCCL", "ProcessGroupNCCL", "out", "of",
     "memory", "OutOfMemory", "loss", "17", "170", "3.14", "grad_norm", "h\u00e9llo", "H\u00c9LLO",
@@ -177,43 +171,12 @@ def ends_of_words(text: str) -> set[int]:
     return ends or {0}
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """The address of a PostgreSQL server of this test's own."""
-    programs = sorted(POSTGRES.glob("*/bin/initdb"))
-    if not programs:
-        pytest.skip("no PostgreSQL server: apt install postgresql")
-    binaries = programs[-1].parent
-    folder = Path(tempfile.mkdtemp(prefix="rankscope-postgres-"))
-    as_user: list[str] = []
-    if os.geteuid() == 0:  # it does not run as root
-        shutil.chown(folder, "postgres")
-        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    data, port = folder / "data", free_port()
-    subprocess.run(
-        [*as_user, binaries / "initdb", "-D", data, "-U", "rankscope", "-A", "trust", "-E", "UTF8"],
-        check=True, stdout=subprocess.DEVNULL, cwd=folder,
-    )  # fmt: skip
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-    control = [*as_user, binaries / "pg_ctl", "-D", data, "-w", "-o", options]
-    log = ["-l", str(folder / "log")]
-    subprocess.run([*control, *log, "start"], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-    yield f"postgresql+psycopg://rankscope@127.0.0.1:{port}/postgres"
-    subprocess.run(
-        [*control, "stop", "-m", "immediate"], check=True, stdout=subprocess.DEVNULL, cwd=folder
-    )
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=DATABASES)
 def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[sa.Engine, sa.Engine]]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('search') / 'x.db'}"
-    else:
-        url = request.getfixturevalue("postgres")
-    pair = open_engines(url, "normal")
+    folder = tmp_path_factory.mktemp("search")
+    pair = open_engines(url_of(request) or f"sqlite:///{folder / 'x.db'}", "normal")
     yield pair
     for engine in pair:
         engine.dispose()

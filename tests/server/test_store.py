@@ -29,8 +29,8 @@ from tests.server.conftest import Sender, TestClient, log_line
 
 
 @pytest.fixture
-def engines(tmp_path: Path) -> Iterator[tuple[sa.Engine, sa.Engine]]:
-    pair = open_engines(f"sqlite:///{tmp_path / 'x.db'}", "normal")
+def engines(tmp_path: Path, database_url: str) -> Iterator[tuple[sa.Engine, sa.Engine]]:
+    pair = open_engines(database_url or f"sqlite:///{tmp_path / 'x.db'}", "normal")
     yield pair
     for engine in pair:
         engine.dispose()
@@ -40,7 +40,7 @@ def test_migrations_build_exactly_the_tables(engines: tuple[sa.Engine, sa.Engine
     def ours(name: str | None, kind: str, parents: object) -> bool:  # the index keeps shadow tables
         return not (kind == "table" and str(name).startswith(("log_index", "alembic")))
 
-    with engines[1].connect() as connection:
+    with engines[0].connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"compare_type": True, "include_name": ours}
         )
@@ -114,6 +114,7 @@ def test_what_waits_is_committed_together_and_a_bad_job_fails_alone(
         assert connection.scalar(sa.select(sa.func.count()).select_from(tables.run)) == 11
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_full_disk_is_a_503_and_reading_goes_on(client: TestClient, sender: Sender) -> None:
     sender.send(log_line("before"))
     service = client.app.state.service  # type: ignore[attr-defined]

@@ -63,6 +63,8 @@ export interface AgentAnswer {
   changes: SourceChange[];
   losses: LossRow[];
   is_live: boolean;
+  losses_capped: Capped | null;
+  changes_capped: Capped | null;
 }
 
 /** One problem that a rule found, while it lasts and afterwards. */
@@ -237,6 +239,7 @@ export interface CollectiveRecord {
 export interface CollectiveRecords {
   rows: CollectiveRecord[];
   capped: Capped | null;
+  left_out: LeftOut[];
 }
 
 /** One operation, group and size. */
@@ -253,11 +256,16 @@ export interface CollectiveRow {
   open: number;
 }
 
-/** What was communicated, the most exposed first. */
+/** What was communicated, the most exposed first; of which attempts, and steps of a range. */
 export interface Collectives {
   rows: CollectiveRow[];
   text: string;
   capped: Capped | null;
+  count: number;
+  attempts: number[];
+  step_lo: number | null;
+  step_hi: number | null;
+  left_out: LeftOut[];
 }
 
 /** What a server asks of ranks; travels in the answer to a batch that speaks of these ranks.  It comes with every such answer until each rank's `CommandAnswer` is final: the same `id` twice is one command. */
@@ -323,10 +331,12 @@ export interface Coverage {
   reporting: number;
   silent: SilentRank[];
   losses: LossRow[];
+  lost: number;
   refused: number;
   missing_batches: number;
   text: string;
   notes: string[];
+  losses_capped: Capped | null;
 }
 
 /** The dead-man switch: whether the outside service is asked. */
@@ -449,6 +459,7 @@ export interface ErrorGroup {
 /** Error groups, first in time first. */
 export interface Errors {
   groups: ErrorGroup[];
+  capped: Capped | null;
 }
 
 /** One fact behind a finding; `link` is relative to the dashboard's root. */
@@ -509,6 +520,7 @@ export interface FindingDetail {
   policy_hash: string;
   history: HistoryEvent[];
   stacks: FindingStack[];
+  stacks_capped: Capped | null;
   commands: CommandRow[];
 }
 
@@ -526,6 +538,7 @@ export interface Findings {
   recovered: ShownFinding[];
   detectors: Detector[];
   steps: number;
+  recovered_capped: Capped | null;
 }
 
 /** A finding that the verdict explains. */
@@ -592,6 +605,12 @@ export interface KindSize {
   bytes: number;
   keep_days: number;
   keep_bytes: number;
+}
+
+/** What an answer does not count; `count` is null where only reading it all would show it. */
+export interface LeftOut {
+  what: string;
+  count: number | null;
 }
 
 /** A line with those around it, oldest first. */
@@ -727,6 +746,7 @@ export interface Map {
   time_ms: (number | null)[];
   world_size: number;
   text: string;
+  marks_capped: Capped | null;
 }
 
 /** One lane of the map. */
@@ -771,6 +791,7 @@ export interface NetTime {
 export interface NodeHistory {
   node: string;
   preflights: NodePreflight[];
+  capped: Capped | null;
 }
 
 /** What became of one node in one preflight. */
@@ -1100,6 +1121,7 @@ export interface RankDetail {
   groups: GroupRow[];
   collectives: CollectiveRecord[];
   stacks: StackRow[];
+  stacks_capped: Capped | null;
 }
 
 /** One rank: where it is. */
@@ -1292,6 +1314,7 @@ export interface Samples {
   names: string[];
   series: SampleSeries[];
   capped: Capped | null;
+  left_out: LeftOut[];
 }
 
 /** A search that a person keeps. */

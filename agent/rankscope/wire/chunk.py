@@ -41,6 +41,7 @@ WORDS = 0x10  # added to the form of a column whose numbers are places in a list
 _MAX_BASE = 1 << 62
 _MAX_NAMES = 8_192  # letters
 _TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_LITTLE = {width: np.dtype(kind).newbyteorder("<") for width, kind in _TYPES.items()}
 # columns that are often nearly another one
 _NEAR = {
     "started_ns": "duration_ns", "returned_ns": "duration_ns", "blocked_ns": "duration_ns",
@@ -254,11 +255,21 @@ def _width(values: Array) -> int:
 def _shuffle(values: Array, width: int) -> bytes:
     if width == 0:
         return b""
-    little = values.astype(np.dtype(_TYPES[width]).newbyteorder("<"), copy=False)
+    little = values.astype(_LITTLE[width], copy=False)
     return little.view(np.uint8).reshape(len(values), width).T.tobytes()
 
 
 # --- reading --------------------------------------------------------------------------------
+
+
+def decode_coded(data: bytes, only: Collection[str]) -> tuple[dict[str, Array], dict[str, Words]]:
+    """Unpack the columns `only` of a chunk: numbers, and strings as places in a list of words.
+
+    Raises ChunkError on anything malformed.
+    """
+    columns = decode_chunk(data, only)
+    words = {name: column for name, column in columns.items() if isinstance(column, Words)}
+    return {name: np.asarray(columns[name]) for name in columns if name not in words}, words
 
 
 def decode_chunk(data: bytes, only: Collection[str] | None = None) -> dict[str, Column]:

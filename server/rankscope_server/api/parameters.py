@@ -29,5 +29,6 @@ def to_ns(ms: float | None) -> int | None:
 
 
 def items(text: str) -> list[str]:
-    """Return the items of a list that commas separate."""
+    """Return the items of a list that commas separate; NUL as it is stored, shown."""
+    text = text.replace("\x00", "\N{SYMBOL FOR NULL}")
     return [item.strip() for item in text.split(",") if item.strip()]

@@ -164,4 +164,11 @@ def _bounded(sizes: list[int]) -> list[int]:
     sizes = [max(size, 0) for size in sizes]
     if len(set(sizes)) <= MAX_SIZES:
         return sizes
-    return [min(1 << (size - 1).bit_length(), 1 << 62) if size else 0 for size in sizes]
+    bounded: list[int] = doublings_of(np.array(sizes)).tolist()
+    return bounded
+
+
+def doublings_of(sizes: Array) -> Array:
+    """Return the next power of two of each size, so that ragged sizes are few."""
+    doublings = np.exp2(np.ceil(np.log2(np.maximum(sizes, 1).astype(float))))
+    return np.where(sizes == 0, 0, np.minimum(doublings, float(1 << 62)).astype(np.int64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.dialects import postgresql, sqlite
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-NUM_READERS = 8
+NUM_READERS, MORE_READERS = 8, 32  # connections that stay, and that come and go
+OLDEST_POSTGRES = 14
 BUSY_SECONDS = 10
 WAL_LIMIT_BYTES = 64 << 20  # a larger one is cut to it once it is empty
 
@@ -40,20 +42,24 @@ class StoreInUseError(RuntimeError):
 
 
 class StoreVersionError(RuntimeError):
-    """Another version of Rankscope made the tables of this database."""
+    """Another version of Rankscope made these tables, or the database server is too old."""
 
 
 def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
     """Return (writer, reader) engines, the tables migrated to the newest version.
 
     Raises SQLAlchemyError where the database cannot be opened, OSError where its folder cannot,
-    StoreVersionError where another version made its tables.
+    ImportError where its driver is not installed, StoreVersionError where another version made
+    its tables or the database server is too old.
     """
-    address = sa.make_url(url)
+    address = _address(url)
     if address.get_backend_name() != "sqlite":
-        if address.drivername == "postgresql":
-            address = address.set(drivername="postgresql+psycopg")
-        writer, reader = sa.create_engine(address, pool_size=1), sa.create_engine(address)
+        writer = _server(address, pool_size=1)
+        # One answer sees one state of the store, as it does on SQLite.
+        reading: dict[str, Any] = {"isolation_level": "REPEATABLE READ"}
+        if address.get_driver_name() == "psycopg":
+            reading["connect_args"] = {"cursor_factory": _binary_cursor()}
+        reader = _server(address, pool_size=NUM_READERS, **reading)
     else:
         path = Path(str(address.database))
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -61,7 +67,11 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         writer = _sqlite(address, synchronous, "BEGIN IMMEDIATE", pool_size=1)
         reader = _sqlite(address, synchronous, "BEGIN", pool_size=NUM_READERS)
-    migrate(writer)
+    try:
+        migrate(writer)
+    except BaseException:
+        writer.dispose()  # the reader has no connection yet
+        raise
     return writer, reader
 
 
@@ -80,7 +90,7 @@ def foresee(url: str) -> str:
 
     Raises SQLAlchemyError, OSError, StoreVersionError as `open_engines` would.
     """
-    address = sa.make_url(url)
+    address = _address(url)
     if address.get_backend_name() == "sqlite":
         path = Path(str(address.database))
         if not path.exists() or not path.stat().st_size:
@@ -92,8 +102,6 @@ def foresee(url: str) -> str:
         address = address.set(
             database=f"file:{path.absolute()}", query={"mode": "rw", "uri": "true"}
         )
-    elif address.drivername == "postgresql":
-        address = address.set(drivername="postgresql+psycopg")
     engine = sa.create_engine(address, poolclass=sa.NullPool)
     with engine.connect() as connection:
         scripts = ScriptDirectory.from_config(_configuration())
@@ -111,7 +119,23 @@ def _configuration() -> Config:
     return config
 
 
+def _address(url: str) -> sa.URL:
+    """Return the address with its driver. Raises ImportError where that is not installed."""
+    address = sa.make_url(url)
+    if address.drivername in ("postgres", "postgresql"):
+        address = address.set(drivername="postgresql+psycopg")
+    if address.get_driver_name() == "psycopg" and importlib.util.find_spec("psycopg") is None:
+        raise ImportError("PostgreSQL needs its driver: pip install 'rankscope[server,postgres]'")
+    return address
+
+
 def _check_version(connection: sa.Connection, scripts: ScriptDirectory) -> None:
+    found = connection.dialect.server_version_info or ()
+    if connection.dialect.name == "postgresql" and found < (OLDEST_POSTGRES,):
+        raise StoreVersionError(
+            f"{connection.engine.url} is PostgreSQL {'.'.join(map(str, found))}; update it to "
+            f"{OLDEST_POSTGRES} or newer"
+        )
     stored = MigrationContext.configure(connection).get_current_revision()
     if stored is not None and stored not in {
         script.revision for script in scripts.walk_revisions()
@@ -198,11 +222,41 @@ def _upsert(dialect: str, table: sa.Table, update: tuple[str, ...]) -> sa.Execut
     return done
 
 
+def _server(address: sa.URL, pool_size: int, **options: Any) -> sa.Engine:
+    """Return an engine of a database server; a connection that died is replaced unseen."""
+    return sa.create_engine(
+        address,
+        pool_size=pool_size,
+        max_overflow=0 if pool_size == 1 else MORE_READERS,
+        pool_pre_ping=True,
+        **options,
+    )
+
+
+@cache
+def _binary_cursor() -> Any:
+    """Return a cursor of psycopg that takes values as they are: as text, blobs are twice as long.
+
+    For reading our tables alone: what SQLAlchemy asks the catalogue for, it wants as text. Only
+    here is psycopg imported, which is installed where PostgreSQL is used.
+    """
+    import psycopg
+
+    class BinaryCursor(psycopg.Cursor[Any]):
+        """Asks for results in binary form."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.format = psycopg.pq.Format.BINARY
+
+    return BinaryCursor
+
+
 def _sqlite(address: sa.URL, synchronous: str, begin: str, pool_size: int) -> sa.Engine:
     engine = sa.create_engine(
         address,
         pool_size=pool_size,
-        max_overflow=0 if pool_size == 1 else 32,
+        max_overflow=0 if pool_size == 1 else MORE_READERS,
         connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
     )
 

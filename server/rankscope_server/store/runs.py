@@ -26,13 +26,17 @@ _SELECT_ATTEMPTS = sa.select(tables.attempt).where(
     tables.attempt.c.run_id == sa.bindparam("run"),
     tables.attempt.c.attempt.in_(sa.bindparam("numbers", expanding=True)),
 )
-_LAST = tables.producer.c.last_sequence
+_FIRST, _LAST = tables.producer.c.first_sequence, tables.producer.c.last_sequence
 _UPDATE_PRODUCER = (
     sa.update(tables.producer)
     .where(tables.producer.c.id == sa.bindparam("key"))
     .values(
         last_sequence=sa.case(
             (_LAST > sa.bindparam("newest"), _LAST), else_=sa.bindparam("newest")
+        ),
+        # an earlier one may come later: then those between are missing
+        first_sequence=sa.case(
+            (_FIRST < sa.bindparam("oldest"), _FIRST), else_=sa.bindparam("oldest")
         ),
         received=tables.producer.c.received + sa.bindparam("more"),
         refused=tables.producer.c.refused + sa.bindparam("more_refused"),
@@ -46,6 +50,7 @@ _UPDATE_PRODUCER = (
 class _Sent:
     """What a producer sent."""
 
+    oldest: int = 1 << 62
     newest: int = 0
     batches: int = 0
     refused: int = 0
@@ -111,6 +116,7 @@ class RunRows:
     def add(self, batch: ValidatedBatch, producer_id: int, num_lines: int) -> None:
         """Count a batch that is stored."""
         sent = self._sent.setdefault(producer_id, _Sent())
+        sent.oldest = min(sent.oldest, batch.sequence)
         sent.newest = max(sent.newest, batch.sequence)
         sent.batches += 1
         sent.refused += len(batch.refused)
@@ -143,7 +149,7 @@ class RunRows:
             _UPDATE_PRODUCER,
             [
                 {
-                    "key": key, "newest": sent.newest, "more": sent.batches,
+                    "key": key, "oldest": sent.oldest, "newest": sent.newest, "more": sent.batches,
                     "more_refused": sent.refused, "more_bytes": sent.num_bytes,
                     "now_ns": self._now_ns,
                 }
@@ -198,13 +204,16 @@ class RunRows:
                 n for n in (row and row.started_ns, row and row.last_seen_ns, *seen.times) if n
             ]
             known_size = row.world_size if row else 0
-            values = {
+            values: dict[str, Any] = {
                 "started_ns": min(times, default=0),
                 "last_seen_ns": max(times, default=0),
                 "world_size": self._changes.world_sizes.get(number) or known_size,
                 "step_lo": min(steps, default=None),
                 "step_hi": max(steps, default=None),
             }
+            clean_step = self.ranks.clean_step
+            if clean_step and values["step_hi"] == clean_step + 1:
+                values["step_hi"] = clean_step  # as in the row of the run
             where = (table.c.run_id == self.run_id) & (table.c.attempt == number)
             if row is None:
                 values |= {"run_id": self.run_id, "attempt": number}

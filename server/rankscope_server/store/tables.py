@@ -187,6 +187,8 @@ chunk = sa.Table(
     _number("max_duration_ns", -1),
     sa.Column("data", sa.LargeBinary, nullable=False),
     sa.Index("ix_chunk_run_id_kind_rank_step_hi", "run_id", "kind", "rank", "step_hi"),
+    # the chunks of all ranks in a range of steps, newest first, before any of them is read
+    sa.Index("ix_chunk_run_id_kind_step_hi_step_lo", "run_id", "kind", "step_hi", "step_lo"),
     sa.Index("ix_chunk_run_id_kind_time_hi_ns", "run_id", "kind", "time_hi_ns"),
     sa.Index("ix_chunk_batch_id", "batch_id"),
 )

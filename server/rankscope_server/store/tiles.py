@@ -1,14 +1,15 @@
 """The rollup of steps: per metric, 64 steps by up to 64 ranks as one small array.
 
-Missing cells are NaN (float metrics) or 0 (`started_ns`). A later chunk of the same rank and
-step replaces the cell: a step that is sent twice is stored once.
+Missing cells are NaN (float metrics) or 0 (`started_ns`). A step that is sent twice is stored once;
+of a step that a rank ran twice in one attempt the later one counts, whichever comes first.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -76,6 +77,11 @@ class TileWriter:
                 lines, columns = ranks[inside] % BLOCK_RANKS, steps[inside] % BLOCK_STEPS
                 key = (run_id, attempt, step_block, rank_block)
                 known = self._tiles_of(tiles, key, int(lines.max()))
+                if STARTED in values:  # a rank that ran a step twice: the later start stays
+                    started = values[STARTED][inside]
+                    order = np.argsort(started, kind="stable")
+                    order = order[started[order] >= known[STARTED][lines[order], columns[order]]]
+                    inside, lines, columns = inside[order], lines[order], columns[order]
                 for name in metrics:  # of a cell that is written twice the later value stays
                     known[name][lines, columns] = values[name][inside]
         self._cells.clear()
@@ -110,39 +116,71 @@ def read_blocks(
 ) -> Iterator[tuple[int, dict[str, Array]]]:
     """Yield (first step, {metric: ranks by 64 steps}) of each stored block, in order of steps.
 
-    Arrays of one block have one height. Where attempts overlap the newest one counts.
+    Arrays of one block have one height. Of a step that several attempts ran, all metrics are those
+    of the newest.
     """
-    table = tables.step_tile.c
+    table, attempts = tables.step_tile.c, tables.attempt.c
+    num_attempts = connection.scalar(
+        sa.select(sa.func.count()).select_from(tables.attempt).where(attempts.run_id == run_id)
+    )
+    read = metrics if STARTED in metrics or (num_attempts or 0) < 2 else (*metrics, STARTED)
     rows = connection.execute(
-        sa.select(table.step_block, table.rank_block, table.metric, table.data)
+        sa.select(table.step_block, table.attempt, table.rank_block, table.metric, table.data)
         .where(
             table.run_id == run_id,
-            table.metric.in_(metrics),
+            table.metric.in_(read),
             table.step_block.between(step_lo // BLOCK_STEPS, step_hi // BLOCK_STEPS),
         )
         .order_by(table.step_block, table.attempt)
     )
     current: int | None = None
-    parts: list[tuple[int, str, Array]] = []
-    for step_block, rank_block, metric, data in rows:
+    parts: list[_Part] = []
+    for step_block, attempt, rank_block, metric, data in rows:
         if current is not None and step_block != current:
             yield current * BLOCK_STEPS, _assemble(metrics, parts)
             parts = []
         current = step_block
-        parts.append((rank_block, metric, _rows(data, metric)))
+        parts.append(_Part(attempt, rank_block, metric, _rows(data, metric)))
     if current is not None:
         yield current * BLOCK_STEPS, _assemble(metrics, parts)
 
 
-def _assemble(metrics: tuple[str, ...], parts: list[tuple[int, str, Array]]) -> dict[str, Array]:
-    height = max(block * BLOCK_RANKS + len(tile) for block, _, tile in parts)
+class _Part(NamedTuple):
+    """One stored tile of a block of steps."""
+
+    attempt: int
+    rank_block: int
+    metric: str
+    tile: Array
+
+    def rows_of(self, plane: Array) -> Array:
+        """Return the rows of a plane that the tile is about."""
+        lo = self.rank_block * BLOCK_RANKS
+        return plane[lo : lo + len(self.tile)]
+
+
+def _assemble(metrics: tuple[str, ...], parts: list[_Part]) -> dict[str, Array]:
+    """Return the planes of a block from its tiles, those of later attempts last."""
+    height = max(part.rank_block * BLOCK_RANKS + len(part.tile) for part in parts)
     planes = {metric: _missing(metric, height) for metric in metrics}
-    for block, metric, tile in parts:
-        lo = block * BLOCK_RANKS
-        part = planes[metric][lo : lo + len(tile)]
-        known = tile != 0 if metric == STARTED else ~np.isnan(tile)
-        part[known] = tile[known]
+    first = parts[0].attempt
+    for attempt, tiles in itertools.groupby(parts, key=lambda part: part.attempt):
+        of_attempt = list(tiles)
+        if attempt != first:
+            _forget_run_again(planes, of_attempt)
+        for part in of_attempt:
+            if part.metric in planes:
+                known = part.tile != 0 if part.metric == STARTED else ~np.isnan(part.tile)
+                part.rows_of(planes[part.metric])[known] = part.tile[known]
     return planes
+
+
+def _forget_run_again(planes: dict[str, Array], parts: list[_Part]) -> None:
+    """Make cells of steps missing that this attempt ran, too: none of its own is mixed in."""
+    for part in parts:
+        if part.metric == STARTED:
+            for metric, plane in planes.items():
+                part.rows_of(plane)[part.tile != 0] = 0 if metric == STARTED else np.nan
 
 
 def _rows(data: bytes, metric: str) -> Array:

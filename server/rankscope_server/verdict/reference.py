@@ -7,8 +7,10 @@ is no rank that does the same work.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -54,8 +56,7 @@ def ratios(
         raise ValueError(f"{work.shape} cells do not fit {len(roles)} roles")
     kinds = reference_kinds(roles, policy)
     reference = np.full(work.shape, np.nan)
-    for role in dict.fromkeys(roles):
-        rows = [row for row, other in enumerate(roles) if other == role]
+    for rows in _rows_by_role(tuple(roles)):
         if kinds[rows[0]] == "peers" and work.shape[1]:
             needed = max(3, int(np.ceil(0.75 * len(rows))))
             reference[rows] = others_median(work[rows], needed)
@@ -72,7 +73,19 @@ def ratios(
 
 def reference_kinds(roles: Sequence[Hashable], policy: Policy = POLICY) -> tuple[Reference, ...]:
     """Return for each rank with what it is compared."""
-    sizes: dict[Hashable, int] = {}
-    for role in roles:
-        sizes[role] = sizes.get(role, 0) + 1
-    return tuple("peers" if sizes[role] >= policy.min_role_size else "own" for role in roles)
+    return _kinds(tuple(roles), policy.min_role_size)
+
+
+@lru_cache(maxsize=16)  # a map asks for each block of its steps
+def _kinds(roles: tuple[Hashable, ...], min_role_size: int) -> tuple[Reference, ...]:
+    sizes = Counter(roles)
+    return tuple("peers" if sizes[role] >= min_role_size else "own" for role in roles)
+
+
+@lru_cache(maxsize=16)
+def _rows_by_role(roles: tuple[Hashable, ...]) -> tuple[list[int], ...]:
+    """Return the rows of each role."""
+    found: dict[Hashable, list[int]] = {}
+    for row, role in enumerate(roles):
+        found.setdefault(role, []).append(row)
+    return tuple(found.values())

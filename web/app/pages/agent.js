@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, dateTime, percent, plural, rankWords } from '../format.js';
 import { setTitle } from '../page.js';
-import { Card, Icon, Problem, Skeleton } from '../parts/bits.js';
+import { CappedNote, Card, Icon, Problem, Skeleton } from '../parts/bits.js';
 import { AskPanel, CommandList } from '../parts/commands.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
@@ -163,6 +163,7 @@ function Sources({ data, path }) {
             ),
           ),
         ),
+    el(CappedNote, { capped: data.losses_capped, noun: 'reasons' }),
   );
 }
 
@@ -224,6 +225,7 @@ function Changes({ data }) {
         ),
       ),
     ),
+    el(CappedNote, { capped: data.changes_capped, noun: 'changes' }),
   );
 }
 

@@ -3,7 +3,7 @@
 import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { setTitle } from '../page.js';
-import { CappedNote, Card, Empty, Problem, Skeleton } from '../parts/bits.js';
+import { CappedNote, Card, Empty, LeftOutNote, Problem, Skeleton } from '../parts/bits.js';
 import { CollectivesTable } from '../parts/collectives.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
@@ -47,5 +47,6 @@ export function Page({ run, topic }) {
           el(CollectivesTable, { data, brief: false }),
           el(CappedNote, { capped: data.capped, noun: 'kinds' }),
         ),
+    el(LeftOutNote, { parts: data.left_out }),
   );
 }

@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, dateTime, plural, rankWords, sentence } from '../format.js';
 import { setTitle } from '../page.js';
-import { Card, CopyButton, Icon, Problem, Skeleton } from '../parts/bits.js';
+import { CappedNote, Card, CopyButton, Icon, Problem, Skeleton } from '../parts/bits.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 
@@ -57,6 +57,7 @@ export function Page({ run, topic, overview }) {
           ),
         )
       : null,
+    el(CappedNote, { capped: answer.data.capped, noun: 'causes' }),
     groups.map((group) => el(ErrorCard, { key: group.id, group, run, open: group === root })),
   );
 }

@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
 import { count, dateTime, kindWords, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Ago, Card, CopyButton, Empty, Problem, Severity, Skeleton } from '../parts/bits.js';
+import { Ago, CappedNote, Card, CopyButton, Empty, Problem, Severity, Skeleton } from '../parts/bits.js';
 import { Acknowledge, Explains, Reasons, report, spanWords } from '../parts/finding.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -182,6 +182,7 @@ function Stacks({ finding, run }) {
             t.pre({ class: 'trace', tabIndex: 0 }, one.text),
           ),
         ),
+    el(CappedNote, { capped: finding.stacks_capped, noun: 'stacks' }),
   );
 }
 

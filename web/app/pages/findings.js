@@ -4,7 +4,7 @@ import { useEffect, useRef } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, plural } from '../format.js';
 import { setTitle } from '../page.js';
-import { Card, Icon, Problem, Skeleton, useHeld } from '../parts/bits.js';
+import { CappedNote, Card, Icon, Problem, Skeleton, useHeld } from '../parts/bits.js';
 import { FindingsTable } from '../parts/finding.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
@@ -25,7 +25,7 @@ export function Page({ run, topic }) {
     ? ''
     : shown.open.length === 0
       ? noFindings(shown)
-      : `${plural(shown.open.length, 'open finding')}${shown.recovered.length > 0 ? `, ${count(shown.recovered.length)} recovered` : ''}`;
+      : `${plural(shown.open.length, 'open finding')}${shown.recovered.length > 0 ? `, ${count(shown.recovered_capped?.total ?? shown.recovered.length)} recovered` : ''}`;
   useEffect(() => setTitle(sentence || 'Findings', run), [sentence]);
   if (!shown)
     return answer.error
@@ -46,7 +46,12 @@ export function Page({ run, topic }) {
         )
       : null,
     shown.recovered.length > 0
-      ? el(Card, { title: 'Recovered' }, el(FindingsTable, { findings: shown.recovered, run }))
+      ? el(
+          Card,
+          { title: 'Recovered' },
+          el(FindingsTable, { findings: shown.recovered, run }),
+          el(CappedNote, { capped: shown.recovered_capped, noun: 'findings' }),
+        )
       : null,
     el(
       Card,

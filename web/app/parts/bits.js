@@ -187,6 +187,18 @@ export function CappedNote({ capped, noun }) {
   );
 }
 
+/**
+ * What an answer does not count.
+ * @param {{parts: import('../../types/api.js').LeftOut[] | undefined}} props
+ */
+export function LeftOutNote({ parts }) {
+  if (!parts?.length) return null;
+  const texts = parts.map((one) =>
+    one.count === null ? one.what : `${one.count.toLocaleString('en-US')} ${one.what}`,
+  );
+  return t.p({ class: 'note' }, `Not counted: ${texts.join('; ')}.`);
+}
+
 const HOLD_MS = 10_000;
 
 /**

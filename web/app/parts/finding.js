@@ -7,7 +7,7 @@ import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
-import { Ago, Command, CopyButton, Icon, Severity } from './bits.js';
+import { Ago, CappedNote, Command, CopyButton, Icon, Severity } from './bits.js';
 
 /** @typedef {import('../../types/api.js').ShownFinding} Finding */
 /** @typedef {import('../../types/api.js').ShownVerdict} Verdict */
@@ -61,7 +61,7 @@ export function CoverageLine({ coverage, run }) {
     losses.length > 0
       ? t.details(
           { class: 'losses' },
-          t.summary(null, `${count(losses.reduce((sum, loss) => sum + loss.count, 0))} records lost, with reasons`),
+          t.summary(null, `${count(coverage.lost)} records lost, with reasons`),
           t.ul(
             null,
             losses.map((loss) =>
@@ -71,6 +71,7 @@ export function CoverageLine({ coverage, run }) {
               ),
             ),
           ),
+          el(CappedNote, { capped: coverage.losses_capped, noun: 'reasons' }),
         )
       : null,
   );

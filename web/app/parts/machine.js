@@ -5,7 +5,7 @@ import { Series } from '../charts/series.js';
 import { words } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
-import { CappedNote, Card, Loaded } from './bits.js';
+import { CappedNote, Card, LeftOutNote, Loaded } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Samples} Samples */
 /** @typedef {import('../../types/api.js').SampleSeries} SampleSeries */
@@ -207,7 +207,8 @@ function Charts({ data }) {
       : null,
     reported.length > MOST
       ? el(CappedNote, { capped: { shown: MOST, total: reported.length }, noun: 'charts; the CSV has all' })
-      : el(CappedNote, { capped: data.capped, noun: 'parts' }),
+      : el(CappedNote, { capped: data.capped, noun: 'series' }),
+    el(LeftOutNote, { parts: data.left_out }),
   );
 }
 

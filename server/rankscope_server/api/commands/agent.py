@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope.wire import schema, thinning
-from rankscope_server.answers import of_row
+from rankscope_server.answers import capped, of_row
 from rankscope_server.api.commands.schema import AgentAnswer, SourceChange, SourceRow, SourceState
 from rankscope_server.api.runs.queries import losses, rank_rows
 from rankscope_server.store import tables
@@ -35,6 +35,8 @@ def agent(connection: sa.Connection, run: sa.Row[Any]) -> AgentAnswer:
     sources = _sources(rows)
     off = [row.rank for row in rows if "switched off" in json.loads(row.sources).values()]
     alone = [row.rank for row in rows if _is_alone(row) and row.rank not in off]
+    changes, num_changes = _changes(connection, run)
+    lost = losses(connection, run.run_id)
     is_live = any(row.ended_ns is None for row in rows) and run.status not in ("ended", "failed")
     return AgentAnswer(
         text=_text(rows, sources, off, "Recording" if is_live else "Recorded"),
@@ -42,8 +44,10 @@ def agent(connection: sa.Connection, run: sa.Row[Any]) -> AgentAnswer:
         off=off,
         alone=alone,
         sources=sources,
-        changes=_changes(connection, run),
-        losses=losses(connection, run.run_id),
+        changes=changes,
+        losses=lost.rows,
+        losses_capped=capped(len(lost.rows), lost.num_reasons),
+        changes_capped=capped(len(changes), num_changes),
         is_live=is_live,
     )
 
@@ -92,15 +96,18 @@ def _is_alone(row: sa.Row[Any]) -> bool:
     return row.state is not None and not _decode_state(row.state).is_recording
 
 
-def _changes(connection: sa.Connection, run: sa.Row[Any]) -> list[SourceChange]:
+def _changes(connection: sa.Connection, run: sa.Row[Any]) -> tuple[list[SourceChange], int]:
+    """Return the newest changes, and how many there are."""
     table = tables.event
+    where = (table.c.run_id == run.run_id, table.c.name == THINNING_CHANGED)
+    total = connection.scalar(sa.select(sa.func.count()).select_from(table).where(*where))
     rows = connection.execute(
         sa.select(table)
-        .where(table.c.run_id == run.run_id, table.c.name == THINNING_CHANGED)
+        .where(*where)
         .order_by(table.c.time_ns.desc(), table.c.id.desc())
         .limit(MAX_CHANGES)
     )
-    return [_change(row, json.loads(row.fields)) for row in rows]
+    return [_change(row, json.loads(row.fields)) for row in rows], int(total or 0)
 
 
 def _change(row: sa.Row[Any], fields: dict[str, str]) -> SourceChange:

@@ -101,3 +101,5 @@ class AgentAnswer(Schema, frozen=True):
     changes: list[SourceChange]
     losses: list[LossRow]
     is_live: bool
+    losses_capped: Capped | None = None
+    changes_capped: Capped | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rankscope_server.answers import json_object, of_row, to_ms
+from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.commands.queries import of_finding as commands_of_finding
 from rankscope_server.api.findings.citing import Citing
 from rankscope_server.api.findings.schema import (
@@ -47,6 +47,7 @@ def findings(connection: sa.Connection, run: sa.Row[Any]) -> Findings:
     return Findings(
         open=still,
         recovered=over[:MAX_RECOVERED],
+        recovered_capped=capped(MAX_RECOVERED, len(over)),
         detectors=msgspec.convert(json_object(run.detectors) or [], list[Detector]),
         steps=run.step,
     )
@@ -67,34 +68,44 @@ def finding_detail(connection: sa.Connection, run: sa.Row[Any], finding_id: int)
         .order_by(tables.finding_event.c.id)
     )
     base = msgspec.structs.asdict(finding_of(row, _ids(rows), Citing(connection, run)))
+    stacks, num_stacks = _stacks(connection, row, base["ranks"] or base["victims"])
     return FindingDetail(
         **base,
         history=[of_row(HistoryEvent, event) for event in events],
-        stacks=_stacks(connection, row, base["ranks"] or base["victims"]),
+        stacks=stacks,
+        stacks_capped=capped(len(stacks), num_stacks),
         commands=commands_of_finding(connection, finding_id, time.time_ns()),
     )
 
 
-def _stacks(connection: sa.Connection, row: sa.Row[Any], ranks: list[int]) -> list[FindingStack]:
-    """Return the stacks that the named ranks wrote in a hang, the newest of each first."""
+def _stacks(
+    connection: sa.Connection, row: sa.Row[Any], ranks: list[int]
+) -> tuple[list[FindingStack], int]:
+    """Return stacks that the named ranks wrote in a hang, the newest of each first; of how many."""
     if json_object(row.body).get("kind") != "hang":
-        return []
+        return [], 0
     table = tables.stacks
     onset_ms = json_object(row.body).get("onset_ms")
     since_ns = row.opened_ns - STACKS_AROUND_NS if onset_ms is None else int(onset_ms * 1e6)
+    where = (
+        table.c.run_id == row.run_id,
+        table.c.attempt == row.attempt,
+        table.c.time_ns >= since_ns,
+        table.c.time_ns <= (row.recovered_ns or MAX_TIME_NS) + STACKS_AROUND_NS,
+    )
+    written = connection.execute(
+        sa.select(table.c.rank, sa.func.count()).where(*where).group_by(table.c.rank)
+    )
+    counts = {rank: count for rank, count in written if rank in set(ranks)}
     rows = connection.execute(
         sa.select(table)
         .where(
-            table.c.run_id == row.run_id,
-            table.c.attempt == row.attempt,
-            table.c.rank.in_(ranks[:MAX_STACK_RANKS]),
-            table.c.time_ns >= since_ns,
-            table.c.time_ns <= (row.recovered_ns or MAX_TIME_NS) + STACKS_AROUND_NS,
+            *where, table.c.rank.in_([rank for rank in ranks if rank in counts][:MAX_STACK_RANKS])
         )
         .order_by(table.c.rank, table.c.id.desc())
         .limit(MAX_STACKS)
     )
-    return [of_row(FindingStack, stack) for stack in rows]
+    return [of_row(FindingStack, stack) for stack in rows], sum(counts.values())
 
 
 def verdict(connection: sa.Connection, run: sa.Row[Any]) -> ShownVerdict | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rankscope_server.answers import Schema
+from rankscope_server.answers import Capped, Schema
 from rankscope_server.api.commands.schema import CommandRow
 
 
@@ -85,6 +85,7 @@ class FindingDetail(ShownFinding, frozen=True):
 
     history: list[HistoryEvent] = msgspec.field(default_factory=list)
     stacks: list[FindingStack] = msgspec.field(default_factory=list)  # of a hang
+    stacks_capped: Capped | None = None
     commands: list[CommandRow] = msgspec.field(default_factory=list)  # what it asked for
 
 
@@ -105,3 +106,4 @@ class Findings(Schema, frozen=True):
     recovered: list[ShownFinding]
     detectors: list[Detector]
     steps: int
+    recovered_capped: Capped | None = None  # the newest ones

@@ -15,7 +15,7 @@ from rankscope.wire.sample_columns import (
     SAMPLE_STRING_COLUMNS,
     is_counter,
 )
-from rankscope_server.answers import Capped
+from rankscope_server.answers import LeftOut, capped
 from rankscope_server.api.machines.schema import Samples, SampleSeries
 from rankscope_server.problems import Problem
 from rankscope_server.store import tables
@@ -63,18 +63,16 @@ def samples(
     known = [name for name in SAMPLE_COLUMNS[kind] if name not in (*EVERY_SAMPLE, *keys)]
     wanted = [name for name in names if name in known] or known
     reader = _Reader(connection, run_id, kind, hosts, (_to_ns(from_ms, 0), _to_ns(to_ms, 1 << 62)))
-    series = [
-        _series(kind, key, name, columns, width)
-        for key, columns in reader.read(wanted)
-        for name in wanted
-    ]
-    capped = reader.capped
-    if len(series) > MAX_SERIES:
-        capped = Capped(shown=MAX_SERIES, total=len(series))
+    parts = [(key, name, columns) for key, columns in reader.read(wanted) for name in wanted]
+    shown = parts[:MAX_SERIES]
+    what = f"older parts of the samples: one answer reads {MAX_CHUNKS:,}, ask for fewer hosts"
     return Samples(
-        hosts=sorted({each.host for each in series}), names=known, series=series[:MAX_SERIES],
-        capped=capped,
-    )  # fmt: skip
+        hosts=sorted({host for (host, _), _, _ in parts}),
+        names=known,
+        series=[_series(kind, key, name, columns, width) for key, name, columns in shown],
+        capped=capped(len(shown), len(parts)),
+        left_out=[LeftOut(what=what, count=reader.num_older)] if reader.num_older else [],
+    )
 
 
 class _Reader:
@@ -94,7 +92,7 @@ class _Reader:
         ]  # fmt: skip
         if hosts:
             self._where.append(table.host.in_(hosts))
-        self.capped: Capped | None = None
+        self.num_older = 0  # chunks that were not read
 
     def read(self, wanted: list[str]) -> list[tuple[Key, dict[str, Array]]]:
         """Return the columns of each thing, in the order of time; the newest where many are."""
@@ -108,8 +106,7 @@ class _Reader:
             .order_by(table.c.time_hi_ns.desc())
             .limit(MAX_CHUNKS)
         )
-        if total and total > MAX_CHUNKS:
-            self.capped = Capped(shown=MAX_CHUNKS, total=int(total))
+        self.num_older = max(int(total or 0) - MAX_CHUNKS, 0)
         keys = SAMPLE_KEYS[self._kind]
         names = {*EVERY_SAMPLE, *keys, *wanted}
         parts: dict[str, dict[str, list[Array]]] = {}
@@ -210,4 +207,7 @@ def _to_ns(ms: float | None, default: int) -> int:
 
 
 def _known(values: Array) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
+    known = values.astype(object)
+    known[~np.isfinite(values)] = None
+    found: list[float | None] = known.tolist()
+    return found

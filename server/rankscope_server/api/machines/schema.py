@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from rankscope_server.answers import Capped, Schema
+import msgspec
+
+from rankscope_server.answers import Capped, LeftOut, Schema
 
 SourceState: TypeAlias = Literal[
     "works", "slowed", "skipped", "fails", "stuck", "starting", "unknown"
@@ -85,3 +87,4 @@ class Samples(Schema, frozen=True):
     names: list[str]
     series: list[SampleSeries]
     capped: Capped | None = None
+    left_out: list[LeftOut] = msgspec.field(default_factory=list)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from rankscope.wire.metric_names import PRINTED_LOSS
 from rankscope.wire.schema import IMPORTED
-from rankscope_server.answers import json_object, of_row, to_ms
+from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.findings.queries import verdict
 from rankscope_server.api.overview.schema import (
     Attempt,
@@ -23,6 +23,7 @@ from rankscope_server.api.overview.schema import (
 )
 from rankscope_server.api.runs.environment import num_differences
 from rankscope_server.api.runs.queries import (
+    RANK_HEAD,
     hosts_of,
     is_silent,
     losses,
@@ -58,13 +59,13 @@ _SEEN = {False: "reporting", True: "recorded"}
 def overview(connection: sa.Connection, run_id: str, silent_before_ns: int) -> Overview:
     """Return the first page of a run. Raises Problem 404."""
     run = run_row(connection, run_id)
-    ranks = rank_rows(connection, run_id, run.attempt)
+    ranks = rank_rows(connection, run_id, run.attempt, RANK_HEAD)
     return Overview(
         run=summary(run, hosts_of(connection, [run_id]).get(run_id, {})),
         coverage=coverage(connection, run, ranks, silent_before_ns),
         verdict=verdict(connection, run),
         answer=answer(run),
-        numbers=numbers(connection, run),
+        numbers=numbers(connection, run, ranks),
         attempts=attempts(connection, run),
         counts=counts(connection, run),
         removed=removed(connection, run_id),
@@ -94,17 +95,19 @@ def coverage(
         registered=len(registered),
         reporting=reporting,
         silent=silent,
-        losses=lost,
+        losses=lost.rows,
+        losses_capped=capped(len(lost.rows), lost.num_reasons),
+        lost=lost.count,
         refused=run.refused,
         missing_batches=int(missing or 0),
         notes=answer(run).notes,
         text=_coverage_text(
-            expected, reporting, silent, lost, int(missing or 0), run.launcher == IMPORTED
+            expected, reporting, silent, lost.rows, int(missing or 0), run.launcher == IMPORTED
         ),
     )
 
 
-def numbers(connection: sa.Connection, run: sa.Row[Any]) -> list[Number]:
+def numbers(connection: sa.Connection, run: sa.Row[Any], ranks: list[sa.Row[Any]]) -> list[Number]:
     """Return the key numbers: step time, waiting, throughput, loss."""
     onset = onset_step(run)
     before, now = before_and_now(connection, run.run_id, run.step, onset)
@@ -113,7 +116,7 @@ def numbers(connection: sa.Connection, run: sa.Row[Any]) -> list[Number]:
     reference = "" if before is None else f"from {duration_text(before)} {where}"
     lo, _ = typical_range(connection, run.run_id, run.step, RECENT_STEPS, onset)
     planes = waiting_planes(load_range(connection, run.run_id, _PLANES, lo, run.step))
-    stages = {row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt)}
+    stages = {row.rank: row.stage for row in ranks}
     roles = [stages.get(rank, -1) for rank in range(len(planes["step"]))]
     waiting = waiting_ratio(planes["step"], planes["blocked"], roles)
     recent = f"last {plural(run.step - lo + 1, 'step')}" if now is not None else ""
@@ -142,36 +145,56 @@ def attempts(connection: sa.Connection, run: sa.Row[Any]) -> list[Attempt]:
         sa.select(tables.attempt)
         .where(tables.attempt.c.run_id == run.run_id)
         .order_by(tables.attempt.c.attempt)
-    )
-    found = []
-    for row in rows:
-        ranks = rank_rows(connection, run.run_id, row.attempt)
-        ended = [rank.ended_ns for rank in ranks]
-        over = bool(ranks) and all(time is not None for time in ended)
-        found.append(
-            of_row(
-                Attempt,
-                row,
-                ended_ms=to_ms(max(ended)) if over else None,
-                world_size=row.world_size or None,
-                exit_text=attempt_exit_text(ranks),
-            )
+    ).all()
+    ends = _ends(connection, run.run_id)
+    return [
+        of_row(
+            Attempt,
+            row,
+            ended_ms=to_ms(end.last_ns) if end is not None and end.ended == end.ranks else None,
+            world_size=row.world_size or None,
+            exit_text="" if end is None else _attempt_exit_text(connection, run.run_id, end),
         )
-    return found
+        for row in rows
+        for end in (ends.get(row.attempt),)
+    ]
 
 
-def attempt_exit_text(ranks: list[sa.Row[Any]]) -> str:
+def _ends(connection: sa.Connection, run_id: str) -> dict[int, sa.Row[Any]]:
+    """Return for each attempt how many ranks it has, how many ended, cleanly, and when the last."""
+    table = tables.rank.c
+    rows = connection.execute(
+        sa.select(
+            table.attempt,
+            sa.func.count().label("ranks"),
+            sa.func.count(table.ended_ns).label("ended"),
+            sa.func.count(sa.case((table.end_reason == "clean", 1))).label("clean"),
+            sa.func.max(table.ended_ns).label("last_ns"),
+        )
+        .where(table.run_id == run_id)
+        .group_by(table.attempt)
+    )
+    return {row.attempt: row for row in rows}
+
+
+def _attempt_exit_text(connection: sa.Connection, run_id: str, end: sa.Row[Any]) -> str:
     """Return how an attempt ended: the rank that failed first, or that all ended cleanly."""
-    ended = [rank for rank in ranks if rank.ended_ns is not None]
-    failed = [rank for rank in ended if rank.end_reason != "clean"]
-    if failed:
-        first = min(failed, key=lambda rank: int(rank.ended_ns))
-        return f"rank {first.rank}: {exit_text(first)}"
-    if not ended:
+    if not end.ended:
         return ""
-    if len(ended) == len(ranks):
+    if end.clean < end.ended:
+        table = tables.rank
+        failed = sa.func.coalesce(table.c.end_reason, "") != "clean"
+        first = connection.execute(
+            sa.select(table)
+            .where(table.c.run_id == run_id, table.c.attempt == end.attempt)
+            .where(table.c.ended_ns.is_not(None), failed)
+            .order_by(table.c.ended_ns, table.c.rank)
+            .limit(1)
+        ).one()
+        return f"rank {first.rank}: {exit_text(first)}"
+    if end.ended == end.ranks:
         return "all ranks ended cleanly"
-    return f"{len(ended)} of {len(ranks)} ranks ended cleanly"
+    return f"{end.ended} of {end.ranks} ranks ended cleanly"
 
 
 def counts(connection: sa.Connection, run: sa.Row[Any]) -> Counts:
@@ -256,7 +279,7 @@ def _last_loss(connection: sa.Connection, run_id: str) -> Number | None:
         row = connection.execute(
             sa.select(table.value, table.step)
             .where(table.run_id == run_id, table.name == name)
-            .order_by(*newest, table.rank)
+            .order_by(*newest, table.attempt.desc(), table.rank)
             .limit(1)
         ).first()
         if row is not None:

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from rankscope_server.answers import Schema
+from rankscope_server.answers import Capped, Schema
 from rankscope_server.api.findings.schema import ShownVerdict
 from rankscope_server.api.runs.schema import LossRow, RunSummary
 from rankscope_server.api.storage.schema import RemovedRow
@@ -30,10 +30,12 @@ class Coverage(Schema, frozen=True):
     reporting: int
     silent: list[SilentRank]
     losses: list[LossRow]
+    lost: int  # of all reasons, those that were cut included
     refused: int
     missing_batches: int
     text: str
     notes: list[str] = msgspec.field(default_factory=list)  # recorded in part, or unequally
+    losses_capped: Capped | None = None
 
 
 class ShownAnswer(Schema, frozen=True):

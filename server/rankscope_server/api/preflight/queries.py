@@ -55,17 +55,21 @@ def listing(
 def history(connection: sa.Connection, project: str | None, node: str) -> NodeHistory:
     """Return the preflights of a node, known by its name there or its host name."""
     nodes, heads = preflight_node.c, preflight.c
+    where = [sa.or_(nodes.node == node, nodes.host == node), *of_project(preflight, project)]
+    joined = preflight_node.join(preflight, heads.id == nodes.preflight_id)
+    total = connection.scalar(sa.select(sa.func.count()).select_from(joined).where(*where))
     rows = connection.execute(
         sa.select(
             *(column for column in nodes if column.name != "report"), heads.created_ns,
             heads.run_id,
         )
-        .join(preflight, heads.id == nodes.preflight_id)
-        .where(sa.or_(nodes.node == node, nodes.host == node), *of_project(preflight, project))
+        .select_from(joined)
+        .where(*where)
         .order_by(heads.created_ns.desc())
         .limit(MAX_HISTORY)
     )  # fmt: skip
-    return NodeHistory(node=node, preflights=[_node_row(row) for row in rows])
+    found = [_node_row(row) for row in rows]
+    return NodeHistory(node=node, preflights=found, capped=capped(len(found), int(total or 0)))
 
 
 def summary(live: Live) -> PreflightSummary:

@@ -182,6 +182,7 @@ class NodeHistory(Schema, frozen=True):
 
     node: str
     preflights: list[NodePreflight]
+    capped: Capped | None = None
 
 
 class PairChange(Schema, frozen=True):

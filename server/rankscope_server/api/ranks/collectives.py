@@ -1,63 +1,47 @@
-"""Collectives: sums from the rollup, or exact from the chunks of a range; and raw records."""
+"""What was communicated: sums from the rollup, or exact from the chunks of a range."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire.backends import is_of_device
-from rankscope.wire.chunk import Column, Words, decode_chunk, is_words
-from rankscope.wire.schema import FLAG_ASYNC, FLAG_END_IS_UPPER_BOUND, FLAG_P2P, STATES
-from rankscope_server.answers import capped
-from rankscope_server.api.ranks.schema import (
-    CollectiveRecord,
-    CollectiveRecords,
-    CollectiveRow,
-    Collectives,
-)
-from rankscope_server.call_shapes import shapes_of
-from rankscope_server.ingest.operations import (
-    OperationKey,
-    OperationSum,
-    durations_of,
-    sum_collectives,
-)
+from rankscope_server.answers import LeftOut, capped
+from rankscope_server.api.ranks.chunks import MAX_CHUNKS, MAX_EVENTS, Wanted
+from rankscope_server.api.ranks.schema import CollectiveRow, Collectives
+from rankscope_server.api.ranks.sums import Sums, exact_sums
+from rankscope_server.ingest.operations import OperationKey, OperationSum
 from rankscope_server.store import tables
 from rankscope_server.store.operations import sum_of_row
 from rankscope_server.text import duration_text
 
 MAX_ROWS = 500
-MAX_CHUNKS = 400  # about two million events; a wider range is answered from the rollup
-MAX_RECORDS = 5_000
-_COUNTS = ("step", "sequence", "size_bytes", "num_tensors")
-_WORDS = ("group", "operation", "dtype", "ended_by", "call_site")
 _ENQUEUED_NS = 100_000  # a wait that a host enqueues for its device returns sooner
 
 
-def collectives(
-    connection: sa.Connection,
-    run: sa.Row[Any],
-    rank: int | None,
-    lo: int | None,
-    hi: int | None,
-) -> Collectives:
-    """Return what was communicated, by operation, group and size, the most exposed first."""
-    if rank is None and lo is None and hi is None:
-        sums = _rollup(connection, run)
+def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> Collectives:
+    """Return what was communicated, by operation, group and size, the most exposed first.
+
+    Without a range of steps or a rank, of one attempt: by default the newest.
+    """
+    is_whole = wanted.rank is None and wanted.lo is None and wanted.hi is None
+    attempt = run.attempt if wanted.attempt is None else wanted.attempt
+    if is_whole:
+        sums = Sums(_rollup(connection, run, attempt), attempts={attempt})
+        left_out = _other_attempts(connection, run, attempt)
     else:
-        sums = _exact(connection, run, rank, lo, hi)
-    members, on_device = _groups(connection, run)
-    first, last = max(lo or 1, 1), min(hi or run.step, run.step)
-    steps = max(last - first + 1, 1)
+        sums = exact_sums(connection, wanted)
+        left_out = _uncounted(sums, wanted, run)
+    first, last = _steps(connection, run, wanted, sums, attempt if is_whole else wanted.attempt)
+    members, on_device = _groups(connection, run, attempt)
     rows = []
-    for key, value in sums.items():
+    for key, value in sums.by_key.items():
         num_ranks = members.get(key.group)
-        ranks = 1 if rank is not None else (num_ranks or run.world_size or 1)
+        ranks = 1 if wanted.rank is not None else (num_ranks or run.world_size or 1)
         is_known = key.group not in on_device or value.blocked_ns > _ENQUEUED_NS * value.count
+        exposed = value.blocked_ns / 1e6 / max(last - first + 1, 1) / ranks
         rows.append(
             CollectiveRow(
                 operation=key.operation,
@@ -68,133 +52,89 @@ def collectives(
                 p50_ms=value.percentile_ms(0.5),
                 p99_ms=value.percentile_ms(0.99),
                 max_ms=None if value.max_ns is None else value.max_ns / 1e6,
-                exposed_ms_per_step=value.blocked_ns / 1e6 / steps / ranks if is_known else None,
+                exposed_ms_per_step=exposed if is_known else None,
                 open=value.open,
             )
         )
     rows.sort(key=lambda row: (-(row.exposed_ms_per_step or 0), -row.count))
     return Collectives(
-        rows=rows[:MAX_ROWS], text=_text(rows, run), capped=capped(MAX_ROWS, len(rows))
+        rows=rows[:MAX_ROWS],
+        text=_text(rows, run),
+        capped=capped(MAX_ROWS, len(rows)),
+        count=sum(row.count for row in rows),
+        attempts=sorted(sums.attempts),
+        step_lo=None if is_whole else first,
+        step_hi=None if is_whole else last,
+        left_out=left_out,
     )
 
 
-def records(
-    connection: sa.Connection,
-    run: sa.Row[Any],
-    rank: int | None,
-    lo: int | None,
-    hi: int | None,
-    limit: int,
-) -> CollectiveRecords:
-    """Return raw records, newest first."""
-    limit = min(max(limit, 1), MAX_RECORDS)
-    rows: list[CollectiveRecord] = []
-    total = 0
-    for chunk, columns in _chunks(connection, run.run_id, rank, lo, hi, MAX_CHUNKS):
-        chosen = _in_range(columns, lo, hi)
-        total += len(chosen)
-        if len(rows) < limit or rank is None:
-            rows += [_record(chunk, columns, index) for index in chosen[::-1][:limit].tolist()]
-            rows.sort(key=lambda row: -row.arrived_ms)
-            rows = rows[:limit]
-    return CollectiveRecords(rows=rows, capped=capped(len(rows), total))
-
-
-def _rollup(connection: sa.Connection, run: sa.Row[Any]) -> dict[OperationKey, OperationSum]:
+def _rollup(
+    connection: sa.Connection, run: sa.Row[Any], attempt: int
+) -> dict[OperationKey, OperationSum]:
     table = tables.op_rollup
     rows = connection.execute(
-        sa.select(table).where(table.c.run_id == run.run_id, table.c.attempt == run.attempt)
+        sa.select(table).where(table.c.run_id == run.run_id, table.c.attempt == attempt)
     )
     return {OperationKey(row.operation, row.group, row.size_bytes): sum_of_row(row) for row in rows}
 
 
-def _exact(
-    connection: sa.Connection, run: sa.Row[Any], rank: int | None, lo: int | None, hi: int | None
-) -> dict[OperationKey, OperationSum]:
-    parts = []
-    for _, columns in _chunks(connection, run.run_id, rank, lo, hi, MAX_CHUNKS):
-        chosen = _in_range(columns, lo, hi)
-        if not len(chosen):
-            continue
-        part = {name: _take(column, chosen) for name, column in columns.items()}
-        parts.append(durations_of(part, shapes_of(part)))
-    return sum_collectives(parts)
-
-
-def _take(column: Column, chosen: Any) -> Column:
-    if is_words(column):
-        coded = Words.of(column)
-        return Words(coded.codes[chosen], coded.words)
-    taken: np.ndarray[Any, Any] = column[chosen]
-    return taken
-
-
-def _in_range(columns: dict[str, Column], lo: int | None, hi: int | None) -> Any:
-    steps = np.asarray(columns["step"])
-    return np.flatnonzero((steps >= (lo or 0)) & (steps <= (hi or np.iinfo(np.int64).max)))
-
-
-def _chunks(
-    connection: sa.Connection,
-    run_id: str,
-    rank: int | None,
-    lo: int | None,
-    hi: int | None,
-    limit: int,
-) -> Iterator[tuple[sa.Row[Any], dict[str, Column]]]:
-    """Yield the chunks of a range, newest first, decoded."""
-    table = tables.chunk
-    where = [table.c.run_id == run_id, table.c.kind == "collectives"]
-    if rank is not None:
-        where.append(table.c.rank == rank)
-    if lo is not None:
-        where.append(table.c.step_hi >= lo)
-    if hi is not None:
-        where.append(table.c.step_lo <= hi)
+def _other_attempts(connection: sa.Connection, run: sa.Row[Any], attempt: int) -> list[LeftOut]:
+    table = tables.op_rollup.c
     rows = connection.execute(
-        sa.select(table)
-        .where(*where)
-        .order_by(table.c.step_hi.desc(), table.c.id.desc())
-        .limit(limit)
+        sa.select(table.attempt, sa.func.sum(table["count"]))
+        .where(table.run_id == run.run_id, table.attempt != attempt)
+        .group_by(table.attempt)
+        .order_by(table.attempt)
     )
-    for row in rows:
-        yield row, decode_chunk(row.data)
+    return [LeftOut(what=f"operations of attempt {one}", count=int(count)) for one, count in rows]
 
 
-def _record(chunk: sa.Row[Any], columns: dict[str, Column], index: int) -> CollectiveRecord:
-    def ms(name: str) -> float | None:
-        value = int(columns[name][index])
-        return None if value < 0 else value / 1e6
-
-    plain: dict[str, Any] = {name: int(columns[name][index]) for name in _COUNTS}
-    plain |= {name: str(columns[name][index]) for name in _WORDS}
-    flags = int(columns["flags"][index])
-    state = int(columns["state"][index])
-    peer = int(columns["peer_rank"][index])
-    return CollectiveRecord(
-        attempt=chunk.attempt,
-        rank=chunk.rank,
-        **plain,
-        peer_rank=peer if peer >= 0 else None,
-        arrived_ms=int(columns["arrived_ns"][index]) / 1e6,
-        started_ms=ms("started_ns"),
-        duration_ms=ms("duration_ns"),
-        device_ms=ms("device_duration_ns"),
-        returned_ms=ms("returned_ns"),
-        blocked_ms=ms("blocked_ns"),
-        state=STATES[state] if 0 <= state < len(STATES) else STATES[0],
-        is_async=bool(flags & FLAG_ASYNC),
-        is_p2p=bool(flags & FLAG_P2P),
-        end_is_upper_bound=bool(flags & FLAG_END_IS_UPPER_BOUND),
-    )
+def _uncounted(sums: Sums, wanted: Wanted, run: sa.Row[Any]) -> list[LeftOut]:
+    found = []
+    if sums.num_again:
+        what = "operations of steps that a later attempt ran again"
+        found.append(LeftOut(what=what, count=sums.num_again))
+    if sums.is_cut:
+        last = run.step if wanted.hi is None else min(wanted.hi, run.step)
+        hold = f"they hold more than {MAX_EVENTS:,} operations or {MAX_CHUNKS:,} parts"
+        if sums.lo is not None and sums.lo <= last:
+            what = f"steps before {sums.lo:,}: with {hold}; ask for fewer"
+        else:
+            what = f"some ranks: steps that {hold}; ask for fewer steps or one rank"
+        found.append(LeftOut(what=what, count=None))
+    return found
 
 
-def _groups(connection: sa.Connection, run: sa.Row[Any]) -> tuple[dict[str, int], set[str]]:
+def _steps(
+    connection: sa.Connection,
+    run: sa.Row[Any],
+    wanted: Wanted,
+    sums: Sums,
+    attempt: int | None,
+) -> tuple[int, int]:
+    """Return the first and last step that was counted; where `attempt` is given, all of that."""
+    table = tables.attempt.c
+    where = [table.run_id == run.run_id, table.step_lo.is_not(None)]
+    if attempt is not None:
+        where.append(table.attempt == attempt)
+    begin, end = connection.execute(
+        sa.select(sa.func.min(table.step_lo), sa.func.max(table.step_hi)).where(*where)
+    ).one()
+    end = min(end or run.step, run.step)
+    last = end if wanted.hi is None else min(wanted.hi, end)
+    lo = sums.lo if sums.is_cut and sums.lo is not None and sums.lo <= last else wanted.lo
+    return max(begin or 1, lo or 1), last
+
+
+def _groups(
+    connection: sa.Connection, run: sa.Row[Any], attempt: int
+) -> tuple[dict[str, int], set[str]]:
     """Return how many members each group has, and the groups whose members' devices wait."""
     table = tables.process_group.c
     rows = connection.execute(
         sa.select(table.group, table.ranks, table.backend).where(
-            table.run_id == run.run_id, table.attempt == run.attempt
+            table.run_id == run.run_id, table.attempt == attempt
         )
     ).all()
     members = {row.group: len(json.loads(row.ranks)) for row in rows}

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from rankscope_server.answers import of_row
+from rankscope_server.answers import capped, of_row
 from rankscope_server.api.ranks.schema import ErrorGroup, Errors
 from rankscope_server.store import tables
 from rankscope_server.store.records import FINGERPRINT_RULE
 from rankscope_server.text import plural
 
-MAX_EVENTS = 5_000
+MAX_GROUPS = 200
 # What a healthy rank says when another one went away.
 _ECHO = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by peer|broken pipe|"
@@ -27,33 +27,73 @@ _ECHO = re.compile(
 def errors(connection: sa.Connection, run_id: str) -> Errors:
     """Return the error groups of a run with the part that each one played."""
     table = tables.error_event
-    rows = connection.execute(
-        sa.select(table)
+    total = connection.scalar(
+        sa.select(sa.func.count(table.c.fingerprint.distinct())).where(table.c.run_id == run_id)
+    )
+    counted = connection.execute(
+        sa.select(
+            table.c.fingerprint,
+            sa.func.count().label("number"),
+            sa.func.min(table.c.time_ns).label("first_ns"),
+            sa.func.max(table.c.time_ns).label("last_ns"),
+        )
         .where(table.c.run_id == run_id)
-        .order_by(table.c.time_ns, table.c.id)
-        .limit(MAX_EVENTS)
+        .group_by(table.c.fingerprint)
+        .order_by("first_ns", sa.func.min(table.c.id))
+        .limit(MAX_GROUPS)
     ).all()
-    members: dict[str, list[sa.Row[Any]]] = {}
-    for row in rows:
-        members.setdefault(row.fingerprint, []).append(row)
-    initiating = next((row.fingerprint for row in rows if not _is_echo(row)), None)
-    return Errors(groups=[_group(found, initiating) for found in members.values()])
+    groups = [(row, _first(connection, run_id, row)) for row in counted]
+    groups.sort(key=lambda group: (group[1].time_ns, group[1].id))
+    initiating = next((first.fingerprint for _, first in groups if not _is_echo(first)), None)
+    return Errors(
+        groups=[
+            _group(row, first, _ranks(connection, run_id, row.fingerprint), initiating)
+            for row, first in groups
+        ],
+        capped=capped(len(groups), int(total or 0)),
+    )
 
 
-def _group(rows: list[sa.Row[Any]], initiating: str | None) -> ErrorGroup:
-    first = rows[0]
+def _first(connection: sa.Connection, run_id: str, group: sa.Row[Any]) -> sa.Row[Any]:
+    table = tables.error_event
+    return connection.execute(
+        sa.select(table)
+        .where(
+            table.c.run_id == run_id,
+            table.c.fingerprint == group.fingerprint,
+            table.c.time_ns == group.first_ns,
+        )
+        .order_by(table.c.id)
+        .limit(1)
+    ).one()
+
+
+def _ranks(connection: sa.Connection, run_id: str, fingerprint: str) -> list[int]:
+    table = tables.error_event.c
+    return list(
+        connection.scalars(
+            sa.select(table.rank)
+            .where(table.run_id == run_id, table.fingerprint == fingerprint)
+            .distinct()
+            .order_by(table.rank)
+        )
+    )
+
+
+def _group(
+    counted: sa.Row[Any], first: sa.Row[Any], ranks: list[int], initiating: str | None
+) -> ErrorGroup:
     role, why = _role(first, initiating)
-    ranks = sorted({row.rank for row in rows})
     return of_row(
         ErrorGroup,
         first,
         id=first.fingerprint,
         ranks=ranks,
-        count=len(rows),
-        first_ms=first.time_ns / 1e6,
-        last_ms=rows[-1].time_ns / 1e6,
+        count=counted.number,
+        first_ms=counted.first_ns / 1e6,
+        last_ms=counted.last_ns / 1e6,
         role=role,
-        why_grouped=f"{plural(len(rows), 'error')} with the {FINGERPRINT_RULE} (rule 1)",
+        why_grouped=f"{plural(counted.number, 'error')} with the {FINGERPRINT_RULE} (rule 1)",
         why_role=why,
     )
 

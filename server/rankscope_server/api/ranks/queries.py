@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -10,8 +11,9 @@ import sqlalchemy as sa
 
 from rankscope.wire import schema
 from rankscope.wire.backends import is_of_device
-from rankscope_server.answers import json_object, of_row, to_ms
-from rankscope_server.api.ranks.collectives import records
+from rankscope_server.answers import capped, json_object, of_row, to_ms
+from rankscope_server.api.ranks.chunks import Wanted
+from rankscope_server.api.ranks.records import newest
 from rankscope_server.api.ranks.schema import (
     GroupRow,
     RankDetail,
@@ -20,7 +22,7 @@ from rankscope_server.api.ranks.schema import (
     RankStatus,
     StackRow,
 )
-from rankscope_server.api.runs.queries import is_silent, rank_rows
+from rankscope_server.api.runs.queries import RANK_HEAD, is_silent, rank_rows
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
 from rankscope_server.text import exit_text
@@ -28,6 +30,23 @@ from rankscope_server.text import exit_text
 MAX_STACKS = 10
 LAST_COLLECTIVES = 50
 _decode_state = msgspec.json.Decoder(schema.RankState).decode
+_COLUMNS = (
+    *RANK_HEAD, "node_rank", "local_rank", "pid", "sources", "state",
+)  # fmt: skip
+
+
+class _Doing(msgspec.Struct):
+    """Of `schema.RankState` what a list of ranks shows."""
+
+    phase: str
+    phase_since_ns: int
+    cpu_seconds: float = 0.0
+    rss_bytes: int = 0
+
+
+_decode_doing = msgspec.json.Decoder(_Doing).decode
+# Ranks of one program have the same ones.
+_sources = lru_cache(maxsize=1_024)(msgspec.json.Decoder(dict[str, str]).decode)
 
 
 def ranks(
@@ -37,7 +56,8 @@ def ranks(
     silent_before_ns: int,
 ) -> Ranks:
     """Return the ranks of an attempt, by default the newest."""
-    rows = rank_rows(connection, run.run_id, run.attempt if attempt is None else attempt)
+    number = run.attempt if attempt is None else attempt
+    rows = rank_rows(connection, run.run_id, number, _COLUMNS)
     stuck = _stuck(connection, run.run_id)
     return Ranks(ranks=[_rank_row(row, run, stuck, silent_before_ns) for row in rows])
 
@@ -49,12 +69,17 @@ def rank(
     silent_before_ns: int,
 ) -> RankDetail:
     """Return one rank of the newest attempt. Raises Problem 404."""
-    rows = rank_rows(connection, run.run_id, run.attempt)
-    row = next((row for row in rows if row.rank == number), None)
+    table = tables.rank
+    row = connection.execute(
+        sa.select(table).where(
+            table.c.run_id == run.run_id, table.c.attempt == run.attempt, table.c.rank == number
+        )
+    ).first()
     if row is None:
         raise not_found(
             f"no rank {number} in run {run.run_id}", f"ranks are 0 to {run.world_size - 1}", "rank"
         )
+    stacks, num_stacks = _stacks(connection, row)
     base = _rank_row(row, run, _stuck(connection, run.run_id), silent_before_ns)
     return of_row(
         RankDetail,
@@ -63,8 +88,9 @@ def rank(
         num_stages=row.num_stages or None,
         num_microbatches=row.num_microbatches or None,
         groups=_groups(connection, row),
-        collectives=records(connection, run, number, None, None, LAST_COLLECTIVES).rows,
-        stacks=_stacks(connection, row),
+        collectives=newest(connection, Wanted(run.run_id, row.attempt, number), LAST_COLLECTIVES),
+        stacks=stacks,
+        stacks_capped=capped(len(stacks), num_stacks),
     )
 
 
@@ -74,7 +100,7 @@ def _rank_row(
     stuck: set[tuple[int, int]],
     silent_before_ns: int,
 ) -> RankRow:
-    state = None if row.state is None else _decode_state(row.state)
+    state = None if row.state is None else _decode_doing(row.state)
     return of_row(
         RankRow,
         row,
@@ -83,7 +109,7 @@ def _rank_row(
         phase_since_ms=to_ms(state.phase_since_ns) if state else None,
         exit_text=exit_text(row),
         stage=row.stage if row.stage >= 0 else None,
-        sources=json.loads(row.sources),
+        sources=_sources(row.sources),
         cpu_seconds=state.cpu_seconds if state else None,
         rss_bytes=(state.rss_bytes or None) if state else None,
     )
@@ -159,14 +185,13 @@ def _groups(connection: sa.Connection, row: sa.Row[Any]) -> list[GroupRow]:
     return rows
 
 
-def _stacks(connection: sa.Connection, row: sa.Row[Any]) -> list[StackRow]:
+def _stacks(connection: sa.Connection, row: sa.Row[Any]) -> tuple[list[StackRow], int]:
+    """Return the newest stacks of a rank, and how many there are."""
     table = tables.stacks
+    where = (table.c.run_id == row.run_id, table.c.rank == row.rank, table.c.attempt == row.attempt)
+    total = connection.scalar(sa.select(sa.func.count()).select_from(table).where(*where))
     rows = connection.execute(
-        sa.select(table)
-        .where(
-            table.c.run_id == row.run_id, table.c.rank == row.rank, table.c.attempt == row.attempt
-        )
-        .order_by(table.c.id.desc())
-        .limit(MAX_STACKS)
+        sa.select(table).where(*where).order_by(table.c.id.desc()).limit(MAX_STACKS)
     )
-    return [of_row(StackRow, stack, command_id=stack.command_id or None) for stack in rows]
+    found = [of_row(StackRow, stack, command_id=stack.command_id or None) for stack in rows]
+    return found, int(total or 0)

@@ -10,6 +10,8 @@ from rankscope_server.api.parameters import Attempt, From, Rank, To
 from rankscope_server.api.ranks import collectives as collective_queries
 from rankscope_server.api.ranks import errors as error_queries
 from rankscope_server.api.ranks import queries as rank_queries
+from rankscope_server.api.ranks import records as record_queries
+from rankscope_server.api.ranks.chunks import Wanted
 from rankscope_server.api.ranks.schema import (
     CollectiveRecords,
     Collectives,
@@ -43,11 +45,17 @@ def rank(request: Request, run: str, rank: Annotated[int, Path(ge=0, le=1 << 20)
 
 @router.get("/collectives", **documented(Collectives))
 def collectives(
-    request: Request, run: str, lo: From = None, hi: To = None, rank: Rank = None
+    request: Request,
+    run: str,
+    lo: From = None,
+    hi: To = None,
+    rank: Rank = None,
+    attempt: Attempt = None,
 ) -> Response:
     """Return what was communicated."""
+    wanted = Wanted(run, attempt, rank, lo, hi)
     with reading(request, run) as (connection, row):
-        body = collective_queries.collectives(connection, row, rank, lo, hi)
+        body = collective_queries.collectives(connection, row, wanted)
     return send(request, body, body.rows)
 
 
@@ -58,11 +66,13 @@ def collective_records(
     rank: Rank = None,
     lo: From = None,
     hi: To = None,
-    limit: Annotated[int, Query(ge=1, le=collective_queries.MAX_RECORDS)] = 500,
+    attempt: Attempt = None,
+    limit: Annotated[int, Query(ge=1, le=record_queries.MAX_RECORDS)] = 500,
 ) -> Response:
     """Return raw records, newest first."""
-    with reading(request, run) as (connection, row):
-        body = collective_queries.records(connection, row, rank, lo, hi, limit)
+    wanted = Wanted(run, attempt, rank, lo, hi)
+    with reading(request, run) as (connection, _):
+        body = record_queries.records(connection, wanted, limit)
     return send(request, body, body.rows)
 
 

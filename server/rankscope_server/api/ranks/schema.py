@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from rankscope_server.answers import Capped, Schema
+import msgspec
+
+from rankscope_server.answers import Capped, LeftOut, Schema
 
 RankStatus: TypeAlias = Literal["running", "silent", "ended", "failed", "stuck"]
 
@@ -83,6 +85,7 @@ class CollectiveRecords(Schema, frozen=True):
 
     rows: list[CollectiveRecord]
     capped: Capped | None = None
+    left_out: list[LeftOut] = msgspec.field(default_factory=list)
 
 
 class StackRow(Schema, frozen=True):
@@ -113,6 +116,7 @@ class RankDetail(RankRow, frozen=True):
     groups: list[GroupRow]
     collectives: list[CollectiveRecord]
     stacks: list[StackRow]
+    stacks_capped: Capped | None = None  # the newest ones
 
 
 class CollectiveRow(Schema, frozen=True):
@@ -131,11 +135,16 @@ class CollectiveRow(Schema, frozen=True):
 
 
 class Collectives(Schema, frozen=True):
-    """What was communicated, the most exposed first."""
+    """What was communicated, the most exposed first; of which attempts, and steps of a range."""
 
     rows: list[CollectiveRow]
     text: str
     capped: Capped | None = None
+    count: int = 0  # of all rows, those that were cut included
+    attempts: list[int] = msgspec.field(default_factory=list)
+    step_lo: int | None = None
+    step_hi: int | None = None
+    left_out: list[LeftOut] = msgspec.field(default_factory=list)
 
 
 class ErrorGroup(Schema, frozen=True):
@@ -159,3 +168,4 @@ class Errors(Schema, frozen=True):
     """Error groups, first in time first."""
 
     groups: list[ErrorGroup]
+    capped: Capped | None = None

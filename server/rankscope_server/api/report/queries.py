@@ -120,6 +120,8 @@ def not_measured(
         f"{f', rank {row.rank}' if row.rank >= 0 else ''}: {row.count:,} lost, {row.reason}"
         for row in coverage.losses
     ]
+    if (cut := coverage.losses_capped) is not None:
+        rows.append(f"{cut.total - cut.shown:,} more reasons for which less was lost")
     rows += () if is_recording else coverage.notes
     rows += [
         f"{detector.name}: {detector.reason}"

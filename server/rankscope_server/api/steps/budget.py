@@ -8,7 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope_server.answers import json_object
-from rankscope_server.api.runs.queries import rank_rows
+from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows
 from rankscope_server.api.steps.queries import (
     BASELINE_STEPS,
     WARM_UP_STEPS,
@@ -47,7 +47,9 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
     planes = waiting_planes(planes)
     height = len(planes["step"])
     total = planes["step"].shape[1]
-    stages = {row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt)}
+    stages = {
+        row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)
+    }
     found = split_budget(
         planes,
         range(height),

@@ -60,10 +60,13 @@ def fold_block(plane: Plane, values: Array, places: Array) -> None:
     columns, starts = np.unique(places, return_index=True)
     if not len(columns):
         return
-    present = np.add.reduceat(~np.isnan(values), starts, axis=1, dtype=np.int32)
-    worst = np.fmax.reduceat(values, starts, axis=1)
-    plane.worst[:, columns] = np.fmax(plane.worst[:, columns], worst)
-    plane.present[:, columns] += present
+    present, worst = ~np.isnan(values), values
+    if len(columns) < len(places):
+        present = np.add.reduceat(present, starts, axis=1, dtype=np.int32)
+        worst = np.fmax.reduceat(values, starts, axis=1)
+    at = slice(int(columns[0]), int(columns[-1]) + 1)  # steps follow each other, so do columns
+    plane.worst[:, at] = np.fmax(plane.worst[:, at], worst)
+    plane.present[:, at] += present
 
 
 def fold_times(plane: Plane, started: Array, places: Array) -> None:
@@ -83,8 +86,10 @@ def fold_ranks(plane: Plane, rank_bin: int, size: int, num_steps: int) -> tuple[
     if not plane.worst.size:
         empty = np.zeros((len(starts), plane.worst.shape[1]))
         return np.full(empty.shape, np.nan), empty
-    worst = np.fmax.reduceat(plane.worst, starts, axis=0)
-    present = np.add.reduceat(plane.present, starts, axis=0)
+    worst, present = plane.worst, plane.present
+    if rank_bin > 1:
+        worst = np.fmax.reduceat(worst, starts, axis=0)
+        present = np.add.reduceat(present, starts, axis=0)
     ranks = np.diff(np.append(starts, height))[:, None]
     return worst, missing_share(present, ranks * widths(plane, size, num_steps))
 
@@ -99,6 +104,8 @@ def widths(plane: Plane, size: int, num_steps: int) -> Array:
 
 def missing_share(present: Array, cells: Array) -> Array:
     """Return the share of missing cells as 0..255."""
+    if (present >= cells).all():
+        return np.zeros(present.shape)
     share = np.clip(1.0 - present / np.maximum(cells, 1), 0.0, 1.0)
     # A single missing cell among many must not round to none.
     return np.where(share > 0, np.maximum(np.round(share * 255), 1), 0)

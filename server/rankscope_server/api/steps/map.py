@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from rankscope.wire.backends import is_of_device
 from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST, STEP_SKIPPED
-from rankscope_server.answers import json_object
-from rankscope_server.api.runs.queries import onset_step, rank_rows
+from rankscope_server.answers import capped, json_object
+from rankscope_server.api.runs.queries import RANK_HEAD, onset_step, rank_rows
 from rankscope_server.api.steps.cells import (
     Array,
     Held,
@@ -106,6 +106,7 @@ def rank_map(
     is_ratio = metric in RATIO_METRICS
     scale = None if is_ratio else scale_of(worst)
     reference = _reference(plane.kinds) if is_ratio else None
+    marks, num_marks = _marks(connection, run, first, last)
     return Map(
         metric=metric,
         unit="ratio" if is_ratio else "ms",
@@ -122,7 +123,8 @@ def rank_map(
         cells=encode(worst, scale),
         missing=to_base64(missing),
         pinned=_pinned(connection, run, plane, peers, size, last - first + 1, scale, rank_bin),
-        marks=_marks(connection, run, first, last),
+        marks=marks,
+        marks_capped=capped(len(marks), num_marks),
         time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],
         world_size=peers.height,
         text=map_text(
@@ -181,7 +183,7 @@ def step_range(run: sa.Row[Any], lo: int | None, hi: int | None) -> tuple[int, i
 
 def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peers:
     """Return roles and hosts of all ranks, and the early steps that serve as own reference."""
-    rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt)}
+    rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)}
     height = max([run.world_size, *(rank + 1 for rank in rows)])
     attempts = tables.attempt.c
     begin = connection.scalar(
@@ -283,10 +285,10 @@ def _pinned(
     why = {
         rank: text for rank, text in _accused(connection, run.run_id).items() if rank < peers.height
     }
-    if scale is None and plane.worst.size:
+    if scale is None and plane.worst.size and rank_bin > 1:
         lost = np.nan_to_num(quiet(np.nanmean, np.maximum(plane.worst - 1, 0), axis=1))
         for rank in np.argsort(-lost).tolist():
-            if lost[rank] >= MIN_LOST_RATIO and rank_bin > 1:
+            if lost[rank] >= MIN_LOST_RATIO:
                 why.setdefault(
                     rank, f"works {percent_text(float(lost[rank]))} longer than its reference"
                 )
@@ -320,7 +322,10 @@ def _accused(connection: sa.Connection, run_id: str) -> dict[int, str]:
     return found
 
 
-def _marks(connection: sa.Connection, run: sa.Row[Any], first: int, last: int) -> list[Mark]:
+def _marks(
+    connection: sa.Connection, run: sa.Row[Any], first: int, last: int
+) -> tuple[list[Mark], int]:
+    """Return the marks of a range, of checkpoints the newest, and how many there are."""
     marks = []
     onset = onset_step(run)
     if onset is not None:
@@ -343,10 +348,13 @@ def _marks(connection: sa.Connection, run: sa.Row[Any], first: int, last: int) -
         .where(events.step.between(first, last))
         .distinct()
         .order_by(events.step)
-        .limit(MAX_MARKS)
-    )
-    marks += [Mark(step=step, kind="checkpoint", text=f"checkpoint at {step}") for step in steps]
-    return [mark for mark in marks if first <= mark.step <= last]
+    ).all()
+    marks += [
+        Mark(step=step, kind="checkpoint", text=f"checkpoint at {step}")
+        for step in steps[-MAX_MARKS:]
+    ]
+    inside = [mark for mark in marks if first <= mark.step <= last]
+    return inside, len(inside) + max(len(steps) - MAX_MARKS, 0)
 
 
 def _reference(kinds: set[Reference]) -> Reference | None:

@@ -58,6 +58,7 @@ class Map(Schema, frozen=True):
     time_ms: list[float | None]
     world_size: int
     text: str
+    marks_capped: Capped | None = None
 
 
 class Cell(Schema, frozen=True):

@@ -27,7 +27,10 @@ def metrics(
     rank: int | None = None,
     merged: bool = False,
 ) -> MetricsAnswer:
-    """Return the numbers of training in bins of steps, of each rank or `merged` over all ranks."""
+    """Return the numbers of training in bins of steps, of each rank or `merged` over all ranks.
+
+    A series is whole or left out.
+    """
     table = tables.metric.c
     all_names = list(
         connection.scalars(
@@ -38,17 +41,40 @@ def metrics(
     where = [table.run_id == run_id, table.name.in_(wanted)]
     if rank is not None:
         where.append(table.rank == rank)
+    keys, total = _series_of(connection, where, merged=merged)
+    if keys:  # the first ones in this order
+        name, of_rank = keys[-1]
+        is_before = table.name < name
+        is_last = table.name == name
+        where.append(is_before | (is_last if merged else is_last & (table.rank <= of_rank)))
     points = _merged_points(connection, where) if merged else _points(connection, where)
-    series = [
-        _metric_series(name, of_rank, values, width)
-        for (name, of_rank), values in list(points.items())[:MAX_SERIES]
-    ]
-    cut = capped(MAX_SERIES, len(points))
-    return MetricsAnswer(names=all_names, series=series, capped=cut)
+    series = [_metric_series(*key, points[key], width) for key in keys]
+    return MetricsAnswer(names=all_names, series=series, capped=capped(len(series), total))
 
 
 # by (name, rank) and step: value, least, largest; NaN where none was finite
 _Points: TypeAlias = dict[tuple[str, int], dict[int, tuple[float, float, float]]]
+
+
+def _series_of(
+    connection: sa.Connection, where: list[sa.ColumnElement[bool]], *, merged: bool
+) -> tuple[list[tuple[str, int]], int]:
+    """Return (name, rank) of the series to show, -1 for all ranks, and how many there are."""
+    table = tables.metric.c
+    of_rank = sa.literal(-1).label("of_rank") if merged else table.rank.label("of_rank")
+    by = (table.name,) if merged else (table.name, table.rank)
+    num_points = sa.func.count(table.step.distinct()) if merged else sa.func.count()
+    rows = connection.execute(
+        sa.select(table.name, of_rank, num_points).where(*where).group_by(*by).order_by(*by)
+    ).all()
+    chosen: list[tuple[str, int]] = []
+    points = 0
+    for name, rank, count in rows[:MAX_SERIES]:
+        points += count
+        if points > MAX_POINTS and chosen:
+            break
+        chosen.append((name, rank))
+    return chosen, len(rows)
 
 
 def _points(connection: sa.Connection, where: list[sa.ColumnElement[bool]]) -> _Points:
@@ -59,7 +85,6 @@ def _points(connection: sa.Connection, where: list[sa.ColumnElement[bool]]) -> _
         .where(*where)
         # Later attempts come last: where steps were repeated, what was kept counts.
         .order_by(table.name, table.rank, table.attempt, table.step)
-        .limit(MAX_POINTS)
     )
     for name, rank, step, value in rows:
         points[name, rank][step] = (np.nan if value is None else value,) * 3
@@ -78,7 +103,6 @@ def _merged_points(connection: sa.Connection, where: list[sa.ColumnElement[bool]
         .where(*where)
         .group_by(table.name, table.attempt, table.step)
         .order_by(table.name, table.attempt, table.step)
-        .limit(MAX_POINTS)
     )  # fmt: skip
     for name, step, *values in rows:
         mean, least, largest = (np.nan if value is None else value for value in values)
