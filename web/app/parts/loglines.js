@@ -15,6 +15,8 @@ import { fold, join, RING } from './fold.js';
 
 const PAGE = 100;
 const TAIL = 1000;
+const SCREEN = 80; // rows that fill a window
+const MOST_READS = 8; // pages for that, where something was found
 
 /**
  * @param {string} base path with the filters
@@ -56,14 +58,18 @@ export function useLogLines(base, { topic, live }) {
         let page = await read(null);
         const first = page;
         lastId.current = first.last_id;
-        while (page.lines.length === 0 && page.next_cursor) {
+        let lines = [...page.lines].reverse();
+        // Folded lines may be few: a list that does not scroll would never ask for older ones.
+        for (let reads = 1; page.next_cursor && lines.length < SCREEN; reads += 1) {
+          if (lines.length > 0 && reads >= MOST_READS) break;
           const searchedTo = page.searched_to_ms;
-          setHeld((old) => ({ ...old, lines: [], searchedTo }));
+          if (lines.length === 0) setHeld((old) => ({ ...old, lines: [], searchedTo }));
           page = await read(page.next_cursor);
+          lines = [...[...page.lines].reverse(), ...lines];
         }
         setHeld({
-          lines: [...page.lines].reverse(),
-          total: page.total,
+          lines,
+          total: first.total,
           fresh: 0,
           skipped,
           older: page.next_cursor,
