@@ -900,8 +900,8 @@ export interface RunSummary {
   command: string[];
   launcher: string;
   tags: Record<string, string>;
-  project: string;
   verdict: ShortVerdict | null;
+  project: string;
 }
 
 /** A page of runs, newest first. */
