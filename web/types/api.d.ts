@@ -1286,8 +1286,8 @@ export interface RunSummary {
   command: string[];
   launcher: string;
   tags: Record<string, string>;
-  project: string;
   verdict: ShortVerdict | null;
+  project: string;
 }
 
 /** A page of runs, newest first. */

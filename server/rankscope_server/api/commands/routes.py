@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from rankscope.wire.schema import MAX_PROFILE_STEPS, MAX_TRACE_BYTES, AskedKind
-from rankscope_server.access.roles import ANYONE
+from rankscope_server.access.roles import ANYONE, OPERATOR
 from rankscope_server.api import deeds
 from rankscope_server.api.access.rules import sender
 from rankscope_server.api.bodies import field_of, read_body, takes
@@ -89,7 +89,7 @@ def _ask(request: Request, run: str, asked: Ask) -> Response:
     service = service_of(request)
     with service.read() as connection:
         run_row(connection, run)
-    by = "user" if sender(request) is ANYONE else sender(request).name
+    by = "user" if sender(request) in (ANYONE, OPERATOR) else sender(request).name
     wanted = Asked(asked.kind, sorted(set(asked.ranks)), asked.num_steps, by)
     made = service.writer.run(lambda unit: _create(unit, run, wanted))
     if isinstance(made, CommandRefusedError):

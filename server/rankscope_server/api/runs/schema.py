@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from rankscope_server.answers import Schema
+from rankscope_server.store.tables import DEFAULT_PROJECT
 
 RunStatus: TypeAlias = Literal["starting", "running", "stuck", "ended", "failed", "silent"]
 
@@ -36,8 +37,8 @@ class RunSummary(Schema, frozen=True):
     command: list[str]
     launcher: str
     tags: dict[str, str]
-    project: str
     verdict: ShortVerdict | None
+    project: str = DEFAULT_PROJECT
 
 
 class Runs(Schema, frozen=True):
