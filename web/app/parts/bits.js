@@ -244,3 +244,30 @@ export function useHeld(value, ref, identity) {
   }, [held, value]);
   return { shown: shown.current.value, held };
 }
+
+/** The kinds of data that each page shows. @type {Record<string, string[]>} */
+const SHOWN = {
+  overview: ['collectives', 'steps', 'samples', 'logs', 'events'],
+  ranks: ['steps', 'events'],
+  rank: ['collectives', 'events'],
+  collectives: ['collectives'],
+  logs: ['logs'],
+  errors: ['logs'],
+  machines: ['samples', 'events'],
+  agent: ['events'],
+};
+
+/**
+ * What a page cannot show because retention removed it: an empty table would look healthy.
+ * @param {{page: string, overview: import('../../types/api.js').Overview | null}} props
+ */
+export function Removed({ page, overview }) {
+  const rows = (overview?.removed ?? []).filter((row) => SHOWN[page]?.includes(row.kind));
+  if (rows.length === 0) return null;
+  return t.p(
+    { class: 'note removed', role: 'note' },
+    el(Icon, { name: 'info' }),
+    ' ',
+    rows.map((row) => row.text).join(' '),
+  );
+}
