@@ -31,7 +31,11 @@ SLOW = ShownVerdict(
 def overview(status: str, verdict: ShownVerdict | None) -> Overview:
     return Overview(
         run=msgspec.structs.replace(RUN, status=status),
-        coverage=Coverage(4, 4, 4, [], [], 0, 0, ""), verdict=verdict,
+        coverage=Coverage(
+            expected=4, registered=4, reporting=4, silent=[], losses=[], lost=0,
+            refused=0, missing_batches=0, text="",
+        ),
+        verdict=verdict, removed=[],
         answer=ShownAnswer("healthy", "No fault found", ""), numbers=[], attempts=[],
         counts=Counts(0, 0, 0, 0, 0),
     )  # fmt: skip

@@ -243,7 +243,7 @@ def advised(*hosts: str, **more: Any) -> dict[str, Any]:
 
 def test_commands_are_exact_and_quoted() -> None:
     drain, again = steps_of(advised("node-2", why="it's $(reboot) `x` \x1b[2J"), "slurm", "j b.sh")
-    reason = "reason=rankscope r advice 3: it's $(reboot) `x`  [2J"
+    reason = "reason=rankscope r advice 3: it's $(reboot) `x` \u241b[2J"
     assert drain.words == ("scontrol", "update", "nodename=node-2", "state=drain", reason)
     assert shlex.split(drain.text) == list(drain.words)
     assert again.words == ("sbatch", "--exclude=node-2", "--", "j b.sh")

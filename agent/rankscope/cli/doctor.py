@@ -129,10 +129,10 @@ def examine_server(url: str, token: str, console: SafeConsole, is_json: bool) ->
                 ready, not_ready = {}, str(error)
             stored, retention = asking.ask("GET", "/storage"), asking.ask("GET", "/retention")
     except AddressError as error:
-        sys.stderr.write(f"rankscope doctor: {error}\n")
+        sys.stderr.write(f"rankscope doctor: {shown(str(error))}\n")
         return EXIT_USAGE
     except storage.StorageFailed as error:
-        sys.stderr.write(f"rankscope doctor: {error}\n")
+        sys.stderr.write(f"rankscope doctor: {shown(str(error))}\n")
         return EXIT_NOTHING
     code = EXIT_ADVICE if not_ready or retention["unmet"] else 0
     if is_json:
