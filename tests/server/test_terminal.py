@@ -77,6 +77,13 @@ class Handler(BaseHTTPRequestHandler):
                    "why": HOSTILE, "next": HOSTILE}  # fmt: skip
         token = {"id": HOSTILE, "name": HOSTILE, "project": HOSTILE, "roles": [HOSTILE],
                  "state": HOSTILE, "expires_ms": None, "used_ms": None}  # fmt: skip
+        alert = {"id": 1, "severity": HOSTILE, "run_name": HOSTILE, "run_id": HOSTILE,
+                 "what": HOSTILE, "why": HOSTILE, "next": HOSTILE}  # fmt: skip
+        cost = {"text": HOSTILE}
+        advice = {"run_id": HOSTILE, "epoch": 1, "action": "exclude_host", "hosts": ["node-1"],
+                  "what": HOSTILE, "why": HOSTILE, "confidence": 0.9, "least_confidence": 0.85,
+                  "cost_of_doing": cost, "cost_of_not_doing": cost, "evidence": [cost],
+                  "valid_until_ms": 0}  # fmt: skip
         answers = {
             "commands": {"id": 1, "kind": "stacks", "text": HOSTILE, "is_open": False,
                          "ranks": [rank]},
@@ -85,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
                            "verdict": verdict},
             "tokens": {"tokens": [token], "id": HOSTILE, "token": HOSTILE},
             "health": {"status": HOSTILE, "version": HOSTILE},
+            "alerts?state=open": {"alerts": [alert]},
+            "quiet/advice": advice,
         }  # fmt: skip
         known = [name for name in answers if self.path.endswith(name)]
         refusal = {"error": {"what": HOSTILE, "field": HOSTILE, "remedy": HOSTILE}}
@@ -131,6 +140,11 @@ CASES = {
     "token made": ("create", "x", "--role", "read", "--server", "{url}"),
     "token refused": ("revoke", "x", "--server", "{url}"),
     "doctor": ("--server", "{url}", "--all"),
+    "runs refused": ("delete", "no-such", "--yes", "no-such", "--server", "{url}"),
+    "alerts": ("list", "--server", "{url}"),
+    "alerts refused": ("close", "12", "--server", "{url}"),
+    "advice": ("quiet", "--adapter", "slurm", "--server", "{url}"),
+    "advice refused": ("no-such", "--server", "{url}"),
     "import": ("{log}", "--server", "{url}"),
     "explain": ("{log}",),
     "explain of a name": ("{folder}",),

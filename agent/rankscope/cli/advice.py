@@ -150,7 +150,7 @@ def _follow(advising: _Advising, arguments: argparse.Namespace) -> int:
         return code
     print("\n".join(lines_of(advice)))
     for step in steps:
-        print(f"  {step.text}")
+        print(f"  {one_line(step.text)}")
     return _execute(advising, advice, steps, sys.stdout.write) if arguments.execute else 0
 
 
@@ -242,5 +242,5 @@ def _run(step: Step) -> str:
 
 
 def _refuse(text: str, code: int) -> int:
-    sys.stderr.write(f"rankscope advice: {text}\n")
+    sys.stderr.write(f"rankscope advice: {one_line(text)}\n")
     return code

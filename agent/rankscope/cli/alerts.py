@@ -17,7 +17,7 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.cli.ask import DEFAULT_SERVER, EXIT_REFUSED, EXIT_UNREACHABLE
 from rankscope.http import Client, HttpError
 from rankscope.settings import SettingError, from_environment
-from rankscope.terminal import one_line
+from rankscope.terminal import one_line, shown
 
 _TIMEOUT_SECONDS = 40.0  # a test waits for the receiver
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -76,13 +76,13 @@ class AlertsCommand:
             url = arguments.server or settings.server or DEFAULT_SERVER
             client = Client(url, settings.token, timeout_seconds=_TIMEOUT_SECONDS)
         except (SettingError, AddressError) as error:
-            sys.stderr.write(f"rankscope alerts: {error}\n")
+            sys.stderr.write(f"rankscope alerts: {one_line(error)}\n")
             return EXIT_USAGE if isinstance(error, SettingError) else EXIT_UNREACHABLE
         with contextlib.closing(client):
             try:
                 return _ACTIONS[arguments.action](_Server(client), arguments)
             except AlertsFailed as error:
-                sys.stderr.write(f"rankscope alerts: {error}\n")
+                sys.stderr.write(f"rankscope alerts: {one_line(error)}\n")
                 return error.exit_code
 
 
@@ -108,7 +108,7 @@ class _Server:
 
 
 def _print(arguments: argparse.Namespace, fields: dict[str, Any], lines: list[str]) -> None:
-    print(json.dumps(fields) if arguments.json else "\n".join(lines))
+    print(json.dumps(fields) if arguments.json else shown("\n".join(lines)))
 
 
 def _list(server: _Server, arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from rankscope.cli.storage import (
     size,
 )
 from rankscope.settings import SettingError, from_environment
-from rankscope.terminal import SafeConsole
+from rankscope.terminal import SafeConsole, shown
 
 EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2
 DEFAULT_SERVER = "http://127.0.0.1:8787"
@@ -88,13 +88,13 @@ class RunsCommand:
         except (SettingError, AddressError) as error:
             problem = problem or str(error)
         if problem:
-            sys.stderr.write(f"rankscope runs: {problem}\n")
+            sys.stderr.write(f"rankscope runs: {shown(problem)}\n")
             return EXIT_USAGE
         with contextlib.closing(client):
             try:
                 answer = _Doing(StorageClient(client), arguments).act()
             except StorageFailed as error:
-                sys.stderr.write(f"rankscope runs: {error}\n")
+                sys.stderr.write(f"rankscope runs: {shown(str(error))}\n")
                 return EXIT_REFUSED if error.status in (409, 410, 422) else EXIT_UNREACHABLE
         if arguments.json:
             print(json.dumps(answer))
