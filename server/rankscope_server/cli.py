@@ -93,7 +93,6 @@ def serve(argv: Sequence[str] | None = None) -> int:
         return _refuse(str(error), EXIT_CANNOT_START)
     allow_many_connections()
     app = create_app(settings)
-    gc.freeze()  # what was imported stays: to look through it costs a search half of its time
     config = uvicorn.Config(
         app,
         log_level=settings.log_level,

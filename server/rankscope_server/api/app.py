@@ -25,6 +25,7 @@ from rankscope_server.api.overview import routes as overview
 from rankscope_server.api.preflight import network as preflight_network
 from rankscope_server.api.preflight import results as preflight_results
 from rankscope_server.api.preflight import routes as preflight
+from rankscope_server.api.proxies import Proxies
 from rankscope_server.api.ranks import routes as ranks
 from rankscope_server.api.report import routes as report
 from rankscope_server.api.request_log import RequestLog
@@ -83,7 +84,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=GZIP_LEVEL)
     app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(Guard, settings=settings)  # refuses before anything is read
-    app.add_middleware(RequestLog)  # outermost: sees what was refused too
+    app.add_middleware(RequestLog)  # sees what was refused too
+    if settings.trusted_proxies:  # outermost: all others see the caller's address, not the proxy's
+        app.add_middleware(Proxies, settings=settings)
     failures.install(app)
     openapi.install(app)
     for router in ROUTERS:

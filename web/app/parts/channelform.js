@@ -10,13 +10,13 @@ import { Choice, Field, FormButtons } from './fields.js';
 /** @type {Record<string, Part[]>} */
 const PARTS = {
   webhook: [
-    { name: 'url', label: 'Address', secret: true, size: 40, hint: 'https://hooks.example/rankscope' },
+    { name: 'url', label: 'Address', secret: true, size: 40, hint: 'address of your receiver' },
     { name: 'signing_key', label: 'Signing key, 16 characters or more', secret: true, type: 'password' },
   ],
-  slack: [{ name: 'url', label: 'Address', secret: true, size: 40, hint: 'https://hooks.slack.com/services/…' }],
+  slack: [{ name: 'url', label: 'Address', secret: true, size: 40, hint: 'hooks.slack.com/services/…' }],
   pagerduty: [
     { name: 'routing_key', label: 'Routing key', secret: true, type: 'password' },
-    { name: 'url', label: 'Address', size: 36, hint: 'https://events.pagerduty.com/v2/enqueue' },
+    { name: 'url', label: 'Address', size: 36, hint: 'events.pagerduty.com/v2/enqueue' },
   ],
   email: [
     { name: 'recipients', label: 'Recipients, by commas', size: 32 },
