@@ -6,7 +6,7 @@ Sums, fingerprints and histograms look at each distinct call once and at its eve
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ import numpy as np
 from rankscope.wire.chunk import Column, Words
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_MAX_REMEMBERED = 64  # calls of a chunk
+_MAX_KNOWN = 2_048  # chunks
 _SAMPLE = 256  # events in which nearly always every distinct call of a chunk is seen
 
 
@@ -32,46 +34,78 @@ class CallShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShapedCalls:
-    """`shapes[codes[n]]` is the call of event n. A shape may be there twice."""
+    """`shapes[codes[n]]` is the call of event n. A shape may be there twice.
+
+    Chunks with the same calls in the same order share one tuple of shapes.
+    """
 
     codes: Array
-    shapes: list[CallShape]
+    shapes: tuple[CallShape, ...]
 
 
 _NUMBERS = ("size_bytes", "peer_rank")
+# The calls of chunks that were read: nearly all that come later make the same ones.
+_known: dict[Hashable, tuple[CallShape, ...]] = {}
 # Odd factors, other ones in each process: no sender can make two calls fall together.
 _FACTORS = np.array([secrets.randbits(63) | 1 for _ in CallShape._fields], np.uint64).view(np.int64)
 
 
-def shapes_of(columns: Mapping[str, Column]) -> ShapedCalls:
+def shapes_of(columns: Mapping[str, Column], same: Collection[str] = ()) -> ShapedCalls:
     """Return the distinct calls of one decoded chunk of collectives.
 
-    Of columns that are left out each event has an empty word or -1.
+    Of columns that are left out each event has an empty word or -1. `same` names columns that are
+    known to hold one value.
     """
-    count = len(columns["operation"])
-    coded = {
-        name: Words.of(columns.get(name, Words(np.zeros(count, np.int64), [""])))
-        for name in CallShape._fields
-        if name not in _NUMBERS
+    columns = {
+        name: Words.of(column) if isinstance(column, list) else column
+        for name, column in columns.items()
+        if name in CallShape._fields
     }
-    numbers = {name: np.asarray(columns.get(name, _unknown(count)), np.int64) for name in _NUMBERS}
-    numbers |= {name: column.codes for name, column in coded.items()}
+    count = len(columns["operation"])
     keys = np.zeros(count, np.int64)
     for name, factor in zip(CallShape._fields, _FACTORS, strict=True):
-        keys += numbers[name] * factor
+        if name in columns and name not in same:
+            keys += _numbers_of(columns[name]) * factor
     distinct, codes = _coded(keys)
+    if len(distinct) > _MAX_REMEMBERED:
+        return ShapedCalls(codes, _read(columns, distinct, codes))
+    name = (distinct.tobytes(), *(_meaning(columns.get(n), n in same) for n in CallShape._fields))
+    shapes = _known.get(name)
+    if shapes is None:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        shapes = _known[name] = _read(columns, distinct, codes)
+    return ShapedCalls(codes, shapes)
+
+
+def _meaning(column: Column | None, is_same: bool) -> Hashable:
+    """Return what says, with the keys of the events, which calls they are."""
+    if column is None:
+        return None
+    first = _numbers_of(column)[0].item() if is_same else 0
+    return (first, *column.words) if isinstance(column, Words) else first
+
+
+def _read(columns: Mapping[str, Column], distinct: Array, codes: Array) -> tuple[CallShape, ...]:
     first = np.empty(len(distinct), np.int64)
-    first[codes] = np.arange(count)
-    fields: list[list[Any]] = []
-    for name in CallShape._fields:
-        found = numbers[name][first].tolist()
-        words = coded[name].words if name in coded else None
-        fields.append(found if words is None else [words[code] for code in found])
-    return ShapedCalls(codes, [CallShape(*field) for field in zip(*fields, strict=True)])
+    first[codes] = np.arange(len(codes))
+    fields = [_values_of(name, columns.get(name), first) for name in CallShape._fields]
+    return tuple(map(CallShape._make, zip(*fields, strict=True)))
 
 
-def _unknown(count: int) -> Array:
-    return np.full(count, -1)
+def _numbers_of(column: Column) -> Array:
+    return column.codes if isinstance(column, Words) else np.asarray(column)
+
+
+def _values_of(name: str, column: Column | None, events: Array) -> list[Any]:
+    """Return what a column says of some events."""
+    if column is None:
+        return [-1 if name in _NUMBERS else ""] * len(events)
+    if name in _NUMBERS:
+        numbers: list[Any] = np.asarray(column, np.int64)[events].tolist()
+        return numbers
+    coded = Words.of(column)
+    return [coded.words[code] for code in coded.codes[events].tolist()]
 
 
 def _coded(keys: Array) -> tuple[Array, Array]:

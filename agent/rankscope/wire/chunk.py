@@ -103,12 +103,15 @@ class Words(Sequence[str]):
 class Decoded:
     """The columns of a chunk, its whole numbers side by side.
 
-    `numbers` is columns x events (int64), in the order of `names`; the rows of words are places
-    in their list of `words`.
+    `numbers` is columns x events (int64); `rows` says which column is where, in the order of the
+    sender. Rows of words are places in their list of `words`. `lowest` and `highest` (int64) are
+    of each row.
     """
 
-    names: tuple[str, ...]
+    rows: dict[str, int]
     numbers: Array
+    lowest: Array
+    highest: Array
     words: dict[str, list[str]]
     floats: dict[str, Array]  # float32
 
@@ -119,9 +122,9 @@ class Decoded:
 
     def columns(self) -> dict[str, Column]:
         """Return all of them by name."""
-        found: dict[str, Column] = dict(zip(self.names, self.numbers, strict=True))
+        found: dict[str, Column] = {name: self.numbers[row] for name, row in self.rows.items()}
         for name, words in self.words.items():
-            found[name] = Words(self.numbers[self.names.index(name)], words)
+            found[name] = Words(self.numbers[self.rows[name]], words)
         return found | self.floats
 
 
@@ -153,15 +156,17 @@ class _Layout:
     """What follows from the names, forms and widths of columns: the same in most chunks.
 
     A body is planes of one byte for each event, each column as many as it is wide, the lowest
-    byte first. `rows` are whole numbers (and codes of words), in the order of `names`.
+    byte first. Rows are whole numbers (and codes of words), the widest first, then those without
+    bytes that vary, then those that are their base: what is done to some is done to a slice.
     """
 
-    names: tuple[str, ...]
+    rows: dict[str, int]  # by name, in the order of the sender
     places: tuple[int, ...]  # of the rows among all columns
-    planes: tuple[tuple[Array, Array], ...]  # by byte: rows that have it, and where it is
-    deltas: Array  # rows
+    planes: tuple[Array, ...]  # by byte: where the first rows, as many as have it, have it
+    num_varying: int
+    deltas: tuple[int, ...]  # rows
     beside: tuple[tuple[int, int], ...]  # a row and the row that it is beside, in order
-    times: Array  # rows in units of the chunk
+    times: tuple[slice, ...]  # rows in units of the chunk
     words: tuple[tuple[str, int, int], ...]  # name, row, place among the lists of words
     floats: tuple[tuple[str, int], ...]  # name, first plane
     num_planes: int
@@ -327,58 +332,70 @@ def _decode(data: bytes, only: frozenset[str] | None = None) -> Decoded:
 def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
     """Return the layout of a chunk with a sound header. Raises ChunkError."""
     lists = (header.forms, header.widths, header.bases, header.slopes)
-    names = header.names[:_MAX_NAMES].split(" ")
-    num_columns = len(names)
-    if (
-        num_columns > MAX_COLUMNS
-        or len(set(names)) < num_columns
-        or (len(header.names) > _MAX_NAMES)
-    ):
+    num_columns = header.names.count(" ") + 1
+    if num_columns > MAX_COLUMNS or len(header.names) > _MAX_NAMES:
         raise ChunkError(f"{num_columns} columns; 1..{MAX_COLUMNS} of different names are allowed")
     if any(len(values) != num_columns for values in lists):
         raise ChunkError("the lists of the header differ in length")
-    for name, base, slope in zip(names, header.bases, header.slopes, strict=True):
-        if not (-_MAX_BASE < base < _MAX_BASE and -_MAX_BASE < slope < _MAX_BASE):
-            raise ChunkError(f"column {name!r}: base or slope is out of range")
-    others = tuple(
-        slope if form & ~WORDS == BESIDE else -1
-        for form, slope in zip(header.forms, header.slopes, strict=True)
-    )
+    if not all(-_MAX_BASE < value < _MAX_BASE for values in lists[2:] for value in
+               (min(values), max(values))):  # fmt: skip
+        raise ChunkError(f"column {_out_of_range(header)!r}: base or slope is out of range")
+    others = tuple([header.slopes[place] for place in _places_beside(header.forms)])
     layout = _layout(header.names, header.forms, header.widths, others, only)
     if layout.num_lists != len(header.words):
         raise ChunkError("a list of words for each column of words, and no more, is needed")
     return layout
 
 
+def _out_of_range(header: _Header) -> str:
+    """Return the first column with a number that is out of range."""
+    for name, *numbers in zip(header.names.split(" "), header.bases, header.slopes, strict=True):
+        if not all(-_MAX_BASE < number < _MAX_BASE for number in numbers):
+            return name
+    return ""
+
+
+@lru_cache(maxsize=512)
+def _places_beside(forms: bytes) -> list[int]:
+    return [place for place, form in enumerate(forms) if form & ~WORDS == BESIDE]
+
+
 @lru_cache(maxsize=512)
 def _layout(
-    joined: str, all_forms: bytes, widths: bytes, others: tuple[int, ...],
+    joined: str, all_forms: bytes, widths: bytes, of_beside: tuple[int, ...],
     only: frozenset[str] | None,
 ) -> _Layout:  # fmt: skip
+    """Return the layout; `of_beside` are the places of what columns are beside, in order."""
     names, forms = joined.split(" "), [form & ~WORDS for form in all_forms]
+    if len(set(names)) < len(names):
+        raise ChunkError(f"{len(names)} columns; 1..{MAX_COLUMNS} of different names are allowed")
+    others = dict(zip(_places_beside(all_forms), of_beside, strict=True))
     _check_columns(names, forms, widths, others)
     wanted = {place for place, name in enumerate(names) if only is None or name in only}
     for place in range(len(forms) - 1, -1, -1):
         if place in wanted and forms[place] == BESIDE:
             wanted.add(others[place])
-    places = tuple(place for place in sorted(wanted) if forms[place] != FLOAT)
+    of_words = [place for place, form in enumerate(all_forms) if form & WORDS]
+    times = {p for p in wanted if names[p].endswith("_ns") and p not in of_words}
+
+    def order(place: int) -> tuple[int, bool, bool]:
+        return -widths[place], forms[place] == OFFSET, place not in times
+
+    places = sorted((p for p in wanted if forms[p] != FLOAT), key=order)
     row_of = {place: row for row, place in enumerate(places)}
     starts = [sum(widths[:place]) for place in range(len(names))]
     planes = []
     for byte in range(max((widths[place] for place in places), default=0)):
-        having = [place for place in places if widths[place] > byte]
-        rows = np.array([row_of[place] for place in having])
-        planes.append((rows, np.array([starts[place] + byte for place in having])))
-    of_words = [place for place, form in enumerate(all_forms) if form & WORDS]
+        having = [starts[place] + byte for place in places if widths[place] > byte]
+        planes.append(np.array(having))
     return _Layout(
-        names=tuple(names[place] for place in places),
-        places=places,
+        rows={names[place]: row_of[place] for place in sorted(places)},
+        places=tuple(places),
         planes=tuple(planes),
-        deltas=np.array([row_of[p] for p in places if forms[p] == DELTA], np.int64),
-        beside=tuple((row_of[p], row_of[others[p]]) for p in places if forms[p] == BESIDE),
-        times=np.array(
-            [row_of[p] for p in places if names[p].endswith("_ns") and p not in of_words], np.int64
-        ),
+        num_varying=sum(widths[p] > 0 or forms[p] != OFFSET for p in places),
+        deltas=tuple(row_of[p] for p in places if forms[p] == DELTA),
+        beside=tuple((row_of[p], row_of[others[p]]) for p in sorted(places) if forms[p] == BESIDE),
+        times=tuple(_slices([row_of[p] for p in places if p in times])),
         words=tuple((names[p], row_of[p], n) for n, p in enumerate(of_words) if p in row_of),
         floats=tuple((names[p], starts[p]) for p in sorted(wanted) if forms[p] == FLOAT),
         num_planes=sum(widths),
@@ -386,44 +403,74 @@ def _layout(
     )
 
 
+def _slices(rows: list[int]) -> list[slice]:
+    """Return rows that follow each other as slices."""
+    ends = [row + 1 for row in rows if row + 1 not in rows]
+    begins = [row for row in rows if row - 1 not in rows]
+    return [slice(begin, end) for begin, end in zip(begins, ends, strict=True)]
+
+
 def _check_columns(
-    names: list[str], forms: list[int], widths: bytes, others: tuple[int, ...]
+    names: list[str], forms: list[int], widths: bytes, others: dict[int, int]
 ) -> None:
     for place, (name, form, width) in enumerate(zip(names, forms, widths, strict=True)):
         if width != 0 and width not in _TYPES:
             raise ChunkError(f"column {name!r}: width {width} is not 0, 1, 2, 4 or 8")
         if form not in (OFFSET, DELTA, BESIDE) and (form, width) != (FLOAT, 4):
             raise ChunkError(f"column {name!r}: unknown form {form} of width {width}")
-        other = others[place]
+        other = others.get(place, 0)
         if form == BESIDE and not (0 <= other < place and forms[other] != FLOAT):
             raise ChunkError(f"column {name!r}: is based on column {other}, which cannot be")
 
 
 def _columns_of(layout: _Layout, header: _Header, body: Array) -> Decoded:
-    numbers = np.zeros((len(layout.places), body.shape[1]), np.int64)
-    for byte, (rows, planes) in enumerate(layout.planes):
-        if byte == 0:
-            numbers[rows] = body[planes]
-        else:
-            numbers[rows] += body[planes].astype(np.int64) << 8 * byte
-    for row in layout.deltas.tolist():
-        numbers[row, 1:] += header.slopes[layout.places[row]]
-        np.cumsum(numbers[row], out=numbers[row])
-    numbers += np.array([header.bases[place] for place in layout.places], np.int64)[:, None]
+    numbers = np.empty((len(layout.places), body.shape[1]), np.int64)
+    varying = numbers[: layout.num_varying]
+    bases = np.array([header.bases[place] for place in layout.places], np.int64)
+    numbers[len(varying) :] = bases[len(varying) :, None]
+    _take_bytes(layout, body, varying)
+    for row in layout.deltas:
+        varying[row, 1:] += header.slopes[layout.places[row]]
+        np.cumsum(varying[row], out=varying[row])
+    varying += bases[: len(varying), None]
     for row, other in layout.beside:
         numbers[row] += numbers[other]
+    lowest, highest = bases, bases.copy()
+    if len(varying):
+        varying.min(axis=1, out=lowest[: len(varying)])
+        varying.max(axis=1, out=highest[: len(varying)])
+    for rows in layout.times:
+        for those in (numbers[rows], lowest[rows], highest[rows]):
+            those *= NS_PER_UNIT
+        if lowest[rows].min() < -1:
+            for those in (numbers[rows], lowest[rows], highest[rows]):
+                np.maximum(those, -1, out=those)  # not known
     words = {}
     for name, row, number in layout.words:
         words[name] = header.words[number]
-        if not (0 <= numbers[row].min() and numbers[row].max() < len(words[name])):
+        if not 0 <= lowest[row] <= highest[row] < len(words[name]):
             raise ChunkError(f"column {name!r}: an index points outside its dictionary")
-    if len(layout.times):
-        numbers[layout.times] = np.maximum(numbers[layout.times] * NS_PER_UNIT, -1)  # -1: not known
     floats = {
         name: np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1)
         for name, start in layout.floats
     }
-    return Decoded(layout.names, numbers, words, floats)
+    return Decoded(layout.rows, numbers, lowest, highest, words, floats)
+
+
+def _take_bytes(layout: _Layout, body: Array, rows: Array) -> None:
+    """Put what the bytes of a body say into the rows; 0 where a row has none."""
+    planes = layout.planes
+    rows[len(planes[0]) if planes else 0 :] = 0
+    if not planes:
+        return
+    num_wide = len(planes[1]) if len(planes) > 1 else 0
+    rows[num_wide : len(planes[0])] = body[planes[0][num_wide:]]
+    if num_wide:  # two bytes at once: half of the work of one after the other
+        rows[:num_wide] = np.left_shift(body[planes[1]], 8, dtype=np.uint16) | body[
+            planes[0][:num_wide]
+        ]
+    for byte, of_byte in enumerate(planes[2:], 2):
+        rows[: len(of_byte)] += np.left_shift(body[of_byte], 8 * byte, dtype=np.int64)
 
 
 def _decompress(data: bytes) -> bytes:

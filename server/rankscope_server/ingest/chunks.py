@@ -91,38 +91,55 @@ def validate_chunk(chunk: Chunk) -> ValidatedChunk:
     count = decoded.count
     if count != chunk.count:
         raise RefusalError("count", f"says {chunk.count}, the data holds {count}", "count again")
+    names, of_words = tuple(decoded.rows), tuple(decoded.words)
+    _check_columns(chunk.kind, names, of_words, tuple(decoded.floats))
+    _check_words(decoded.words)
     columns = decoded.columns()
     for name in CHUNK_COLUMNS[chunk.kind]:
-        if name not in columns and name in LATER_COLUMNS:
+        if name not in columns:  # of LATER_COLUMNS
             columns[name] = np.full(count, -1)
-        _check_type(name, columns.get(name))
-    lowest, highest = decoded.numbers.min(axis=1), decoded.numbers.max(axis=1)
-    limits = _limits(chunk.kind, decoded.names)
+    limits = _limits(chunk.kind, names)
+    rows = list(decoded.rows.values())
+    lowest, highest = decoded.lowest[rows], decoded.highest[rows]
     wrong = (lowest < limits.least) | (highest > limits.most)
     if wrong.any():
         row = int(np.argmax(wrong))
         bounds = int(limits.least[row]), int(limits.most[row])
-        _within(decoded.names[row], int(lowest[row]), *bounds)
-        _within(decoded.names[row], int(highest[row]), *bounds)
-    return _with_rollups(chunk, {name: columns[name] for name in CHUNK_COLUMNS[chunk.kind]})
+        _within(names[row], int(lowest[row]), *bounds)
+        _within(names[row], int(highest[row]), *bounds)
+    ranges = dict(zip(names, zip(lowest.tolist(), highest.tolist(), strict=True), strict=True))
+    return _with_rollups(chunk, {name: columns[name] for name in CHUNK_COLUMNS[chunk.kind]}, ranges)
 
 
-def _check_type(name: str, column: Column | None) -> None:
-    """Raise RefusalError for a column that is missing or of another type, or for a bad word."""
-    if column is None:
-        raise RefusalError(name, "the column is missing", "send every column of the kind")
-    if name in STRING_COLUMNS:
-        if not isinstance(column, Words):
-            raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
+@lru_cache(maxsize=256)
+def _check_columns(
+    kind: str, numbers: tuple[str, ...], of_words: tuple[str, ...], floats: tuple[str, ...]
+) -> None:
+    """Raise RefusalError for a column that is missing or of another type."""
+    for name in CHUNK_COLUMNS[kind]:
+        if name not in numbers and name not in floats:
+            if name in LATER_COLUMNS:
+                continue
+            raise RefusalError(name, "the column is missing", "send every column of the kind")
+        if name in STRING_COLUMNS:
+            if name not in of_words:
+                raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
+        elif name in of_words:
+            raise RefusalError(name, "holds words in place of numbers", "send numbers")
+        elif name not in FLOAT_COLUMNS and name in floats:
+            raise RefusalError(name, "holds fractions in place of whole numbers", "send integers")
+
+
+def _check_words(words: dict[str, list[str]]) -> None:
+    """Raise RefusalError for a bad word."""
+    for name, known in words.items():
         limit = _WORD_LENGTHS.get(name, _WORD_LENGTH)
-        if any(len(word) > limit or "\x00" in word for word in column.words):
+        if name not in STRING_COLUMNS:  # of a newer sender; nobody reads it
+            continue
+        if max(map(len, known), default=0) > limit or "\x00" in "".join(known):
             raise RefusalError(
                 name, "holds a word that is too long or has NUL", f"use {limit} at most"
             )
-    elif isinstance(column, list | Words):
-        raise RefusalError(name, "holds words in place of numbers", "send numbers")
-    elif name not in FLOAT_COLUMNS and column.dtype.kind != "i":
-        raise RefusalError(name, "holds fractions in place of whole numbers", "send integers")
 
 
 class _Limits(NamedTuple):
@@ -145,32 +162,40 @@ def _limits(kind: str, names: tuple[str, ...]) -> _Limits:
     return _Limits(least, most)
 
 
-def _with_rollups(chunk: Chunk, columns: dict[str, Column]) -> ValidatedChunk:
-    times = np.asarray(columns[_TIME_COLUMNS[chunk.kind]])
-    durations = (
-        np.maximum(np.asarray(columns["duration_ns"]), 0) if "duration_ns" in columns else None
-    )
-    ends = times if durations is None else times + durations
-    steps = np.asarray(columns["step"]) if "step" in columns else None
+def _with_rollups(
+    chunk: Chunk, columns: dict[str, Column], ranges: dict[str, tuple[int, int]]
+) -> ValidatedChunk:
+    """Return the chunk with what its rollups need; `ranges` are the extremes of its numbers."""
+    time_lo_ns, time_hi_ns = ranges[_TIME_COLUMNS[chunk.kind]]
+    longest_ns = ranges["duration_ns"][1] if "duration_ns" in columns else -1
+    if longest_ns > 0:
+        times = np.asarray(columns[_TIME_COLUMNS[chunk.kind]])
+        ends_ns = int((times + np.asarray(columns["duration_ns"])).max())
+        time_hi_ns = max(time_hi_ns, ends_ns)
+    step_lo, step_hi = ranges["step"] if "step" in columns else (0, 0)
     chunk = msgspec.structs.replace(
         chunk,
-        time_lo_ns=int(times.min()),
-        time_hi_ns=min(int(ends.max()), MAX_TIME_NS),
-        step_lo=0 if steps is None else int(steps.min()),
-        step_hi=0 if steps is None else int(steps.max()),
+        time_lo_ns=time_lo_ns,
+        time_hi_ns=min(time_hi_ns, MAX_TIME_NS),
+        step_lo=step_lo,
+        step_hi=step_hi,
     )
-    longest = -1 if durations is None else int(durations.max())
+    if "duration_ns" in columns:
+        longest_ns = max(longest_ns, 0)
     if chunk.kind == "collectives":
-        calls = shapes_of(columns)
+        calls = shapes_of(columns, {name for name, (low, high) in ranges.items() if low == high})
         return ValidatedChunk(
-            chunk, columns, longest, calls=calls, durations=durations_of(columns, calls)
+            chunk, columns, longest_ns, calls=calls, durations=durations_of(columns, calls)
         )
-    if chunk.kind != "steps" or steps is None:
-        return ValidatedChunk(chunk, columns, longest)
-    _within("step", int(steps.min()), 1, MAX_STEP)
-    if len(np.unique(steps // BLOCK_STEPS)) > MAX_BLOCKS_PER_CHUNK:
+    if chunk.kind != "steps":
+        return ValidatedChunk(chunk, columns, longest_ns)
+    _within("step", step_lo, 1, MAX_STEP)
+    steps = np.asarray(columns["step"])
+    if (step_hi - step_lo) // BLOCK_STEPS >= MAX_BLOCKS_PER_CHUNK and (
+        len(np.unique(steps // BLOCK_STEPS)) > MAX_BLOCKS_PER_CHUNK
+    ):
         raise RefusalError("step", "the steps are too far apart", "send steps in their order")
-    return ValidatedChunk(chunk, columns, longest, steps=steps, values=metrics_of_steps(columns))
+    return ValidatedChunk(chunk, columns, longest_ns, steps=steps, values=metrics_of_steps(columns))
 
 
 def _within(field: str, value: int, lo: int, hi: int) -> None:

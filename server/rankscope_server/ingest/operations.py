@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.wire.chunk import Column
 from rankscope.wire.schema import RETURNED
-from rankscope_server.call_shapes import ShapedCalls
+from rankscope_server.call_shapes import CallShape, ShapedCalls
 
 NUM_BINS = 256
 BINS_PER_DOUBLING = 8
@@ -79,19 +80,29 @@ class CallDurations:
 
 def durations_of(columns: Mapping[str, Column], calls: ShapedCalls) -> CallDurations:
     """Return what of one decoded chunk of collectives is summed."""
-    sizes = _bounded([shape.size_bytes for shape in calls.shapes])
-    places: dict[OperationKey, int] = {}
-    codes = [
-        places.setdefault(OperationKey(shape.operation, shape.group, size), len(places))
-        for shape, size in zip(calls.shapes, sizes, strict=True)
-    ]
+    few = len(calls.shapes) <= MAX_SIZES
+    keys, codes = (_known_keys_of if few else _keys_of)(calls.shapes)
     return CallDurations(
-        keys=list(places),
-        codes=np.array(codes)[calls.codes],
+        keys=keys,
+        codes=codes[calls.codes],
         duration_ns=np.asarray(columns["duration_ns"]),
         blocked_ns=np.asarray(columns["blocked_ns"]),
         state=np.asarray(columns["state"]),
     )
+
+
+def _keys_of(shapes: tuple[CallShape, ...]) -> tuple[list[OperationKey], Array]:
+    """Return the distinct keys of some calls, and the place of each call's key among them."""
+    sizes = _bounded([shape.size_bytes for shape in shapes])
+    places: dict[OperationKey, int] = {}
+    codes = [
+        places.setdefault(OperationKey(shape.operation, shape.group, size), len(places))
+        for shape, size in zip(shapes, sizes, strict=True)
+    ]
+    return list(places), np.array(codes)
+
+
+_known_keys_of = lru_cache(maxsize=2_048)(_keys_of)
 
 
 def sum_collectives(chunks: Sequence[CallDurations]) -> dict[OperationKey, OperationSum]:

@@ -27,6 +27,7 @@ FLOAT_METRICS = (
 _DURATIONS = {"step": "duration_ns"} | {
     name: f"{name}_ns" for name in ("cpu", *PHASE_METRICS, *BLOCKED_METRICS)
 }
+_BLOCKED_ROWS = [list(_DURATIONS).index(name) for name in BLOCKED_METRICS]
 # What only its device knows of a rank whose host enqueues what the device does.
 DEVICE_METRICS = ("own_work", "blocked", *PHASE_METRICS, *BLOCKED_METRICS)
 _MS_PER_S = 1e3
@@ -35,15 +36,16 @@ STARTED = "started_ns"
 
 def metrics_of_steps(columns: dict[str, Column]) -> dict[str, Array]:
     """Return the values of every metric, one per event of a decoded chunk of steps."""
-    ns = np.array([np.asarray(columns[name]) for name in _DURATIONS.values()])
-    times = np.where(ns < 0, np.nan, ns * _MS).astype("<f4")
+    ns = np.array([columns[name] for name in _DURATIONS.values()])
+    unknown = ns < 0
+    times = (ns * _MS).astype("<f4")
+    blocked = np.where(unknown[_BLOCKED_ROWS], 0, times[_BLOCKED_ROWS]).sum(axis=0, dtype="<f4")
+    times[unknown] = np.nan
     values: dict[str, Array] = dict(zip(_DURATIONS, times, strict=True))
-    rows = [list(_DURATIONS).index(name) for name in BLOCKED_METRICS]
-    blocked = np.nansum(times[rows], axis=0).astype("<f4")
-    values["blocked"] = np.where(np.isnan(values["step"]), np.nan, blocked).astype("<f4")
-    values["own_work"] = np.maximum(values["step"] - values["blocked"], 0).astype("<f4")
-    unseen = (np.asarray(columns["flags"]).astype(np.int64) & STEP_WAITS_UNKNOWN) != 0
-    values["own_work"][unseen] = values["blocked"][unseen] = np.nan  # not 0
+    unseen = (np.asarray(columns["flags"]) & STEP_WAITS_UNKNOWN) != 0
+    blocked[unseen | np.isnan(values["step"])] = np.nan  # not 0
+    values["blocked"] = blocked
+    values["own_work"] = np.maximum(values["step"] - blocked, 0)
     for name in ("microbatches", "num_collectives", "flags"):
         values[name] = np.asarray(columns[name]).astype("<f4")
     values[STARTED] = np.maximum(np.asarray(columns["started_ns"]), 0)
