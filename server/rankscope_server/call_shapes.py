@@ -69,12 +69,13 @@ def shapes_of(columns: Mapping[str, Column], same: Collection[str] = ()) -> Shap
     distinct, codes = _coded(keys)
     if len(distinct) > _MAX_REMEMBERED:
         return ShapedCalls(codes, _read(columns, distinct, codes))
-    name = (distinct.tobytes(), *(_meaning(columns.get(n), n in same) for n in CallShape._fields))
-    shapes = _known.get(name)
+    meaning = [_meaning(columns.get(name), name in same) for name in CallShape._fields]
+    known_by = (distinct.tobytes(), *meaning)
+    shapes = _known.get(known_by)
     if shapes is None:
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
-        shapes = _known[name] = _read(columns, distinct, codes)
+        shapes = _known[known_by] = _read(columns, distinct, codes)
     return ShapedCalls(codes, shapes)
 
 

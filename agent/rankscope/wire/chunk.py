@@ -332,9 +332,7 @@ def _decode(data: bytes, only: frozenset[str] | None = None) -> Decoded:
 def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
     """Return the layout of a chunk with a sound header. Raises ChunkError."""
     lists = (header.forms, header.widths, header.bases, header.slopes)
-    num_columns = header.names.count(" ") + 1
-    if num_columns > MAX_COLUMNS or len(header.names) > _MAX_NAMES:
-        raise ChunkError(f"{num_columns} columns; 1..{MAX_COLUMNS} of different names are allowed")
+    num_columns = _num_columns(header.names[: _MAX_NAMES + 1])
     if any(len(values) != num_columns for values in lists):
         raise ChunkError("the lists of the header differ in length")
     if not all(-_MAX_BASE < value < _MAX_BASE for values in lists[2:] for value in
@@ -345,6 +343,15 @@ def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
     if layout.num_lists != len(header.words):
         raise ChunkError("a list of words for each column of words, and no more, is needed")
     return layout
+
+
+@lru_cache(maxsize=512)
+def _num_columns(joined: str) -> int:
+    """Return how many names there are. Raises ChunkError where they are not to be had."""
+    names = joined.split(" ")
+    if len(names) > MAX_COLUMNS or len(set(names)) < len(names) or len(joined) > _MAX_NAMES:
+        raise ChunkError(f"{len(names)} columns; 1..{MAX_COLUMNS} of different names are allowed")
+    return len(names)
 
 
 def _out_of_range(header: _Header) -> str:
@@ -367,8 +374,6 @@ def _layout(
 ) -> _Layout:  # fmt: skip
     """Return the layout; `of_beside` are the places of what columns are beside, in order."""
     names, forms = joined.split(" "), [form & ~WORDS for form in all_forms]
-    if len(set(names)) < len(names):
-        raise ChunkError(f"{len(names)} columns; 1..{MAX_COLUMNS} of different names are allowed")
     others = dict(zip(_places_beside(all_forms), of_beside, strict=True))
     _check_columns(names, forms, widths, others)
     wanted = {place for place, name in enumerate(names) if only is None or name in only}

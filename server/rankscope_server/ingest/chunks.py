@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import ChunkError, Column, Words, chunk_count, decode_together
+from rankscope.wire.chunk import ChunkError, Column, chunk_count, decode_together
 from rankscope.wire.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
 from rankscope.wire.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
 from rankscope_server.call_shapes import ShapedCalls, shapes_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,22 +25,34 @@ class Drift(NamedTuple):
 NONE = Drift(None, 0.0, 0.0)
 
 
-def drift_of(lead_ms: Array) -> Drift:
-    """Return how a clock drifts by its leads, oldest first.
+def drifts_of(leads_ms: Mapping[str, Array]) -> dict[str, Drift]:
+    """Return how each clock drifts by its leads, oldest first.
 
     A clock that was set changes once; one that drifts in nearly every stretch, and one way. A
     change counts beyond four standard errors of the medians of both stretches.
     """
-    if len(lead_ms) < _PARTS * _LEAST_OF_A_PART:
-        return NONE
-    parts = np.array_split(lead_ms, _PARTS)
-    middle = np.array([np.median(part) for part in parts])
-    error = np.array([
-        SIGMA_PER_MAD * MEDIAN_SCATTER * np.median(np.abs(part - np.median(part)))
-        / np.sqrt(len(part)) for part in parts
-    ])  # fmt: skip
-    changes = np.diff(middle)
-    clear = changes[np.abs(changes) > 4 * np.hypot(error[1:], error[:-1])]
+    found = dict.fromkeys(leads_ms, NONE)
+    by_length: dict[int, list[str]] = {}
+    for name, leads in leads_ms.items():
+        if len(leads) >= _PARTS * _LEAST_OF_A_PART:
+            by_length.setdefault(len(leads), []).append(name)
+    for names in by_length.values():  # of one length, all at once: they are nearly always
+        parts = np.array_split(np.array([leads_ms[name] for name in names]), _PARTS, axis=1)
+        middles = np.array([np.median(part, axis=1) for part in parts])
+        errors = np.array([
+            SIGMA_PER_MAD * MEDIAN_SCATTER / np.sqrt(part.shape[1])
+            * np.median(np.abs(part - middle[:, None]), axis=1)
+            for part, middle in zip(parts, middles, strict=True)
+        ])  # fmt: skip
+        for name, middle, error in zip(names, middles.T, errors.T, strict=True):
+            found[name] = _drift(middle, error)
+    return found
+
+
+def _drift(middle_ms: Array, error_ms: Array) -> Drift:
+    """Return the drift by the medians of the stretches and their errors."""
+    changes = np.diff(middle_ms)
+    clear = changes[np.abs(changes) > 4 * np.hypot(error_ms[1:], error_ms[:-1])]
     if len(clear) < _PARTS - 2 or not (np.all(clear > 0) or np.all(clear < 0)):
         return NONE
-    return Drift(float(np.median(clear)), float(middle[-1]), 4 * float(error[-1]))
+    return Drift(float(np.median(clear)), float(middle_ms[-1]), 4 * float(error_ms[-1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import zlib
 from collections.abc import Mapping
 
@@ -11,10 +10,16 @@ from numpy.typing import NDArray
 
 from rankscope.wire.schema import ENDED, ClockOffset
 from rankscope_server.findings.statistics import Array
-from rankscope_server.observe.clock_drift import Drift, drift_of
-from rankscope_server.observe.clocks import Clocks, Exchange, Meeting, align_clocks
+from rankscope_server.observe.clock_drift import Drift, drifts_of
+from rankscope_server.observe.clocks import (
+    Clocks,
+    Exchange,
+    Meeting,
+    align_clocks,
+    places_of_same_hosts,
+)
 from rankscope_server.observe.collectives import Collectives
-from rankscope_server.observe.operation_clock_times import KEPT, OperationClockTimes
+from rankscope_server.observe.operation_clock_times import NEVER_NS, OperationClockTimes
 
 MAX_MEETINGS = 4_096  # of all groups in one estimate
 # With few hosts an estimate takes milliseconds and is made whenever something is new.
@@ -24,7 +29,6 @@ _FEW_HOSTS = 16
 _EVERY_NS = 10_000_000_000
 _HOSTS_PER_INTERVAL = 128
 _SOON, _SOON_ON_A_HOST = 16, 4
-_NEVER_NS = 1 << 62
 _KEPT_EXCHANGES = 4  # of a host, one a minute: the newest before the cut is among them
 # No rank ends one of these before all have begun it. Not those in which a rank may have
 # nothing to say to another: ragged ones, broadcasts, gathers.
@@ -61,15 +65,11 @@ class ClockTable:
         self._leads_cut_ns = 0
         self._drifts: dict[str, Drift] = {}
         self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
-        # by group and number what `_meetings` made of a row, until that changes; for these hosts
-        self._met_by: object = None
-        self._met: dict[str, dict[int, tuple[int, Meeting] | None]] = {}
 
     def start_again(self, since_ns: int) -> None:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
         self._since_ns = max(self._since_ns, since_ns)
         self._operations.clear()
-        self._met.clear()
         self._estimate = None
 
     def add(
@@ -103,11 +103,8 @@ class ClockTable:
         """Take events of a group."""
         numbers, starts_ns = events["sequence"][places], events["arrived_ns"][places]
         kept = held.put(numbers, clocks, starts_ns, starts_ns + events["duration_ns"][places])
-        met = self._met.get(group, {})
-        for number in np.unique(numbers[kept]).tolist():
-            met.pop(number, None)
-            if number <= self._used.get(group, 0):
-                self._estimate = None
+        if len(kept) and numbers[kept].min() <= self._used.get(group, 0):
+            self._estimate = None
         names = list(self._clock_numbers)
         order = np.argsort(clocks[kept], kind="stable")
         clocks, starts_ns = clocks[kept][order], starts_ns[kept][order]
@@ -119,9 +116,6 @@ class ClockTable:
             for clock, low, high in zip(clocks[begins].tolist(), oldest, newest, strict=True):
                 self._note(names[clock], low)
                 self._note(names[clock], high)
-        if len(met) > 4 * KEPT:
-            for number in met.keys() - set(held.numbers.tolist()):
-                del met[number]
 
     def add_exchange(self, record: ClockOffset) -> None:
         """Take what a host measured against the server."""
@@ -153,7 +147,7 @@ class ClockTable:
         hosts = sorted({host for host in host_of.values() if host} | set(self._exchanges))
         # In the middle of the hosts: the clock of one may be far off.
         oldest_ns, newest_ns = np.median(list(self._span_ns.values()), 0).astype(int).tolist()
-        self._cut_ns, lag_ns = _NEVER_NS, 0
+        self._cut_ns, lag_ns = NEVER_NS, 0
         if len(hosts) > _FEW_HOSTS or self._is_paced:
             every_ns = _EVERY_NS * (1 + len(hosts) // _HOSTS_PER_INTERVAL)
             if newest_ns - oldest_ns < 2 * every_ns:
@@ -188,16 +182,12 @@ class ClockTable:
         self._leads_cut_ns = _cut(newest_ns, _EVERY_NS, self._phase_ns)
         key = (self._leads_cut_ns, tuple(hosts))
         if self._leads is None or self._leads[0] != key:
-            found: dict[str, list[float]] = {host: [] for host in hosts}
-            for meeting in self._meetings(hosts, names):
-                if meeting.starts_ns.min() < self._leads_cut_ns:
-                    ends_ns = meeting.ends_ns.tolist()
-                    middle_ns = statistics.median(ends_ns)
-                    leads = [end_ns - middle_ns for end_ns in ends_ns]
-                    for place, lead in zip(meeting.hosts.tolist(), leads, strict=True):
-                        found[hosts[place]].append(lead)
-            self._leads = key, {host: np.array(leads) / 1e6 for host, leads in found.items()}
-            self._drifts = {host: drift_of(leads) for host, leads in self._leads[1].items()}
+            meetings = self._meetings(hosts, names)
+            leads = _leads_ms(meetings, len(hosts), self._leads_cut_ns)
+            known = {
+                host: column[~np.isnan(column)] for host, column in zip(hosts, leads.T, strict=True)
+            }
+            self._leads, self._drifts = (key, known), drifts_of(known)
         return self._leads[1]
 
     def drifts(self, names: Mapping[int, str]) -> dict[str, Drift]:
@@ -211,10 +201,6 @@ class ClockTable:
         Notes up to which number of each group they go.
         """
         place = {host: number for number, host in enumerate(hosts)}
-        met_by = (tuple(hosts), tuple(host_of.items()))
-        if self._met_by != met_by:
-            self._met_by = met_by
-            self._met.clear()
         places = np.array(
             [place.get(clock if isinstance(clock, str) else host_of.get(clock, ""), -1)
              for clock in self._clock_numbers], np.int64,
@@ -223,15 +209,25 @@ class ClockTable:
         share = max(MAX_MEETINGS // max(len(self._operations), 1), 8)
         self._used = {}
         for group, held in self._operations.items():
-            met = self._met.setdefault(group, {})
-            for number in held.numbers[-share:].tolist():
-                if number not in met:
-                    met[number] = _meeting(*held.seen(number), places)
-                timed = met[number]
-                if timed is not None and timed[0] < self._cut_ns:
-                    self._used[group] = number
-                    found += [timed] * (len(timed[1].hosts) > 1)
+            times, meetings = _meetings_of(*held.newest(share), places)
+            known = np.flatnonzero(times < self._cut_ns)
+            if len(known):
+                self._used[group] = int(held.numbers[-len(times) :][known[-1]])
+            found += [(int(times[row]), meetings[row]) for row in known.tolist() if row in meetings]
         return [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
+
+
+def _leads_ms(meetings: list[Meeting], num_hosts: int, cut_ns: int) -> Array:
+    """Return how much later each clock read than the middle, operations x hosts; NaN: not there."""
+    leads = np.full((len(meetings), num_hosts), np.nan)
+    for rows, hosts in places_of_same_hosts(meetings):
+        starts_ns = np.array([meetings[row].starts_ns for row in rows])
+        ends_ns = np.array([meetings[row].ends_ns for row in rows])
+        apart_ns = ends_ns - ends_ns[:, :1]  # small: no float could tell the times themselves
+        lead_ms = (apart_ns - np.median(apart_ns, axis=1, keepdims=True)) / 1e6
+        lead_ms[starts_ns.min(axis=1) >= cut_ns] = np.nan
+        leads[np.ix_(rows, hosts)] = lead_ms
+    return leads
 
 
 def _cut(time_ns: int, every_ns: int, phase_ns: int) -> int:
@@ -250,19 +246,29 @@ def synchronising(events: Collectives) -> Collectives:
     return events.where(np.flatnonzero(good), ("sequence", "arrived_ns", "duration_ns"))
 
 
-def _meeting(
-    clocks: Array, starts_ns: Array, ends_ns: Array, place_of_clock: Array
-) -> tuple[int, Meeting] | None:
-    """Return one operation with its time, None where no host of those asked for took part."""
-    places = place_of_clock[clocks]
+def _meetings_of(
+    starts_ns: Array, ends_ns: Array, place_of_clock: Array
+) -> tuple[Array, dict[int, Meeting]]:
+    """Return when each operation was, and those that several hosts were seen in.
+
+    Of operations x clocks; an operation that no host was seen in is `NEVER_NS`.
+    """
+    places = place_of_clock[: starts_ns.shape[1]]
     order = np.argsort(places, kind="stable")
     order = order[places[order] >= 0]
     if not len(order):
-        return None
+        return np.full(len(starts_ns), NEVER_NS), {}
     begins = np.flatnonzero(np.diff(places[order], prepend=-1))
-    meeting = Meeting(
-        places[order][begins],
-        np.maximum.reduceat(starts_ns[order], begins),
-        np.minimum.reduceat(ends_ns[order], begins),
-    )
-    return meeting.time_ns, meeting
+    hosts = places[order][begins]
+    starts = np.maximum.reduceat(starts_ns[:, order], begins, axis=1)
+    ends = np.minimum.reduceat(ends_ns[:, order], begins, axis=1)
+    is_seen = ends < NEVER_NS
+    count = is_seen.sum(axis=1)
+    in_order = np.sort(np.where(is_seen, starts, NEVER_NS), axis=1)
+    times = in_order[np.arange(len(starts)), count // 2]
+    times[count == 0] = NEVER_NS
+    found = {}
+    for row in np.flatnonzero(count > 1).tolist():
+        those = slice(None) if count[row] == len(hosts) else is_seen[row]
+        found[row] = Meeting(hosts[those], starts[row, those], ends[row, those])
+    return times, found

@@ -223,16 +223,21 @@ def _bounds(
 
 def _blocks(meetings: Sequence[Meeting]) -> Iterator[tuple[Any, Any, Any]]:
     """Yield places, starts and ends (operations x hosts) of operations of the same hosts."""
-    same: dict[bytes, list[Meeting]] = defaultdict(list)
-    for meeting in meetings:
-        same[meeting.hosts.tobytes()].append(meeting)
-    for ones in same.values():
-        places = ones[0].hosts
+    for rows, places in places_of_same_hosts(meetings):
         size = max(1, _CELLS_AT_ONCE // len(places) ** 2)
-        for begin in range(0, len(ones), size):
-            part = ones[begin : begin + size]
+        for begin in range(0, len(rows), size):
+            part = [meetings[row] for row in rows[begin : begin + size]]
             yield (places, np.array([one.starts_ns for one in part]),
                    np.array([one.ends_ns for one in part]))  # fmt: skip
+
+
+def places_of_same_hosts(meetings: Sequence[Meeting]) -> Iterator[tuple[list[int], Any]]:
+    """Yield the places of operations of the same hosts, and these hosts."""
+    same: dict[bytes, list[int]] = defaultdict(list)
+    for place, meeting in enumerate(meetings):
+        same[meeting.hosts.tobytes()].append(place)
+    for places in same.values():
+        yield places, meetings[places[0]].hosts
 
 
 def _closed(upper: Any) -> Any:

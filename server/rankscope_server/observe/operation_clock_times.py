@@ -10,7 +10,7 @@ KEPT = 192  # operations of a group: two windows, and drift between them
 # Chunks of ranks come seconds apart; where operations are so frequent that those kept span less,
 # every second one is left out, and again, on all ranks the same.
 _MIN_SPAN_NS = 30_000_000_000
-_NEVER_NS = 1 << 62
+NEVER_NS = 1 << 62
 
 
 class OperationClockTimes:
@@ -22,7 +22,7 @@ class OperationClockTimes:
     def __init__(self, stride: int) -> None:
         self.stride = stride  # every `stride`th number is kept
         self.numbers = np.zeros(0, np.int64)
-        self._starts_ns = np.zeros((0, 0), np.int64)  # -`_NEVER_NS` where a clock did not see it
+        self._starts_ns = np.zeros((0, 0), np.int64)  # -`NEVER_NS` where a clock did not see it
         self._ends_ns = np.zeros((0, 0), np.int64)
 
     def put(self, numbers: Array, clocks: Array, starts_ns: Array, ends_ns: Array) -> Array:
@@ -35,8 +35,8 @@ class OperationClockTimes:
         more = int(clocks[kept].max()) + 1 - self._starts_ns.shape[1]
         if more > 0:
             beside = ((0, 0), (0, more))
-            self._starts_ns = np.pad(self._starts_ns, beside, constant_values=-_NEVER_NS)
-            self._ends_ns = np.pad(self._ends_ns, beside, constant_values=_NEVER_NS)
+            self._starts_ns = np.pad(self._starts_ns, beside, constant_values=-NEVER_NS)
+            self._ends_ns = np.pad(self._ends_ns, beside, constant_values=NEVER_NS)
         width = self._starts_ns.shape[1]
         cells = places[kept] * width + clocks[kept]
         order = np.argsort(cells, kind="stable")
@@ -48,18 +48,19 @@ class OperationClockTimes:
         self._ends_ns[rows, columns] = np.minimum(self._ends_ns[rows, columns], first_end)
         return kept
 
-    def seen(self, number: int) -> tuple[Array, Array, Array]:
-        """Return clocks, starts and ends of an operation that is held, ascending by clock."""
-        row = int(np.searchsorted(self.numbers, number))
-        clocks = np.flatnonzero(self._ends_ns[row] < _NEVER_NS)
-        return clocks, self._starts_ns[row, clocks], self._ends_ns[row, clocks]
+    def newest(self, most: int) -> tuple[Array, Array]:
+        """Return starts and ends of the newest operations, at most so many, operations x clocks.
+
+        Of a clock that did not see one they are -`NEVER_NS` and `NEVER_NS`.
+        """
+        return self._starts_ns[-most:], self._ends_ns[-most:]
 
     def _make_rows(self, numbers: Array, starts_ns: Array) -> None:
         """Make room for new operations; leave out the oldest, or where frequent every second."""
         new, first = np.unique(numbers, return_index=True)
         held, place = np.unique(np.append(self.numbers, new), return_index=True)
         # of those held a start that any clock saw, of the new ones that of their first event
-        known_ns = np.max(self._starts_ns, axis=1, initial=-_NEVER_NS)
+        known_ns = np.max(self._starts_ns, axis=1, initial=-NEVER_NS)
         times_ns = np.append(known_ns, starts_ns[first])[place]
         while len(held) > 2 * KEPT:
             if abs(int(times_ns[-1] - times_ns[0])) >= _MIN_SPAN_NS:
@@ -71,7 +72,7 @@ class OperationClockTimes:
         if np.array_equal(held, self.numbers):
             return
         shape = (len(held), self._starts_ns.shape[1])
-        starts, ends = np.full(shape, -_NEVER_NS), np.full(shape, _NEVER_NS)
+        starts, ends = np.full(shape, -NEVER_NS), np.full(shape, NEVER_NS)
         staying = np.isin(self.numbers, held)
         rows = np.searchsorted(held, self.numbers[staying])
         starts[rows], ends[rows] = self._starts_ns[staying], self._ends_ns[staying]
