@@ -42,6 +42,10 @@ class ShapedCalls:
     codes: Array
     shapes: tuple[CallShape, ...]
 
+    def part(self, events: slice) -> ShapedCalls:
+        """Return those of some events."""
+        return ShapedCalls(self.codes[events], self.shapes)
+
 
 _NUMBERS = ("size_bytes", "peer_rank")
 # The calls of chunks that were read: nearly all that come later make the same ones.

@@ -14,7 +14,7 @@ Nothing in a chunk is trusted: counts, sizes, widths and places are bounded and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import or_
@@ -40,6 +40,7 @@ OFFSET, DELTA, FLOAT, BESIDE = range(4)  # forms
 WORDS = 0x10  # added to the form of a column whose numbers are places in a list of words
 _MAX_BASE = 1 << 62
 _MAX_NAMES = 8_192  # letters
+_MAX_KNOWN_BYTES = 4_096
 _TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _LITTLE = {width: np.dtype(kind).newbyteorder("<") for width, kind in _TYPES.items()}
 # columns that are often nearly another one
@@ -101,24 +102,20 @@ class Words(Sequence[str]):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The columns of a chunk, its whole numbers side by side.
+    """The columns of chunks of one form, chunk after chunk, whole numbers side by side.
 
     `numbers` is columns x events (int64); `rows` says which column is where, in the order of the
-    sender. Rows of words are places in their list of `words`. `lowest` and `highest` (int64) are
-    of each row.
+    sender. Rows of words are places in their list of `words`. `begins` are the first events of the
+    chunks; `lowest` and `highest` (int64) are columns x chunks.
     """
 
     rows: dict[str, int]
     numbers: Array
+    begins: Array
     lowest: Array
     highest: Array
     words: dict[str, list[str]]
     floats: dict[str, Array]  # float32
-
-    @property
-    def count(self) -> int:
-        """Return the number of events."""
-        return int(self.numbers.shape[1])
 
     def columns(self) -> dict[str, Column]:
         """Return all of them by name."""
@@ -136,7 +133,7 @@ class _Header(msgspec.Struct, array_like=True):
     widths: bytes  # bytes per value; 0: every value is what the base says
     bases: list[int]
     slopes: list[int]  # DELTA: what each delta has at least; BESIDE: place of the other column
-    words: list[list[str]]  # of the columns of WORDS, what their numbers mean
+    words: msgspec.Raw  # a list for each of the columns of WORDS: what their numbers mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +148,7 @@ class _Packed:
     values: Array  # unsigned, `width` bytes each
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
     """What follows from the names, forms and widths of columns: the same in most chunks.
 
@@ -173,6 +170,23 @@ class _Layout:
     num_lists: int  # of words
 
 
+@dataclass(frozen=True, slots=True)
+class OpenChunk:
+    """A chunk that was unpacked and whose header is sound; its columns are still bytes."""
+
+    count: int
+    layout: _Layout
+    header: _Header
+    body: Array  # planes x events
+
+    @property
+    def form(self) -> Hashable:
+        """Return what chunks have alike that are decoded together."""
+        return self.layout, bytes(self.header.words)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_words = msgspec.msgpack.Decoder(list[list[str]]).decode
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
 
 
@@ -191,14 +205,14 @@ def encode_chunk(columns: Mapping[str, Column]) -> bytes:
     numbers = {name: _to_numbers(name, values, words) for name, values in columns.items()}
     packed = [_pack(name, numbers) for name in numbers]
     of_words = [WORDS if is_words(values) else 0 for values in columns.values()]
-    head = msgspec.msgpack.encode(
+    head = _encode(
         _Header(
             names=" ".join(numbers),
             forms=bytes(map(or_, (column.form for column in packed), of_words)),
             widths=bytes(column.width for column in packed),
             bases=[column.base for column in packed],
             slopes=[column.slope for column in packed],
-            words=words,
+            words=msgspec.Raw(_encode(words)),
         )
     )
     bodies = [_shuffle(column.values, column.width) for column in packed]
@@ -283,14 +297,9 @@ def decode_chunk(data: bytes, only: Collection[str] | None = None) -> dict[str, 
     `only` names the columns wanted; a wanted column that is absent is not an error, so newer
     readers can read older chunks. Raises ChunkError on anything malformed.
     """
-    decoded = _decode(data, None if only is None else frozenset(only))
-    return {name: column for name, column in decoded.columns().items()
+    opened = open_chunk(data, None if only is None else frozenset(only))
+    return {name: column for name, column in decode_alike([opened]).columns().items()
             if only is None or name in only}  # fmt: skip
-
-
-def decode_together(data: bytes) -> Decoded:
-    """Unpack all columns of a chunk into one array. Raises ChunkError on anything malformed."""
-    return _decode(data)
 
 
 def chunk_count(data: bytes) -> int:
@@ -308,8 +317,8 @@ def chunk_count(data: bytes) -> int:
     return count
 
 
-def _decode(data: bytes, only: frozenset[str] | None = None) -> Decoded:
-    """Return all columns, or some and those that they rest on; what overflows is only wrong."""
+def open_chunk(data: bytes, only: frozenset[str] | None = None) -> OpenChunk:
+    """Unpack a chunk: all columns, or some and those that they rest on. Raises ChunkError."""
     count = chunk_count(data)
     raw = _decompress(data[_HEAD.size :])
     if len(raw) < _LENGTH.size:
@@ -326,7 +335,7 @@ def _decode(data: bytes, only: frozenset[str] | None = None) -> Decoded:
         size = body_at + layout.num_planes * count
         raise ChunkError(f"the frame holds {len(raw)} bytes, its header says {size}")
     body = np.frombuffer(raw, np.uint8, offset=body_at).reshape(layout.num_planes, count)
-    return _columns_of(layout, header, body)
+    return OpenChunk(count, layout, header, body)
 
 
 def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
@@ -340,9 +349,24 @@ def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
         raise ChunkError(f"column {_out_of_range(header)!r}: base or slope is out of range")
     others = tuple([header.slopes[place] for place in _places_beside(header.forms)])
     layout = _layout(header.names, header.forms, header.widths, others, only)
-    if layout.num_lists != len(header.words):
+    if layout.num_lists != len(_words_of(header.words)):
         raise ChunkError("a list of words for each column of words, and no more, is needed")
     return layout
+
+
+def _words_of(raw: msgspec.Raw) -> list[list[str]]:
+    """Return the lists of words, not to be changed. Raises ChunkError."""
+    return (_known_words if len(raw) <= _MAX_KNOWN_BYTES else _read_words)(bytes(raw))
+
+
+def _read_words(raw: bytes) -> list[list[str]]:
+    try:
+        return _decode_words(raw)
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: not UTF-8
+        raise ChunkError(f"words: {error}") from error
+
+
+_known_words = lru_cache(maxsize=2_048)(_read_words)  # most chunks have those of others
 
 
 @lru_cache(maxsize=512)
@@ -428,38 +452,57 @@ def _check_columns(
             raise ChunkError(f"column {name!r}: is based on column {other}, which cannot be")
 
 
-def _columns_of(layout: _Layout, header: _Header, body: Array) -> Decoded:
-    numbers = np.empty((len(layout.places), body.shape[1]), np.int64)
+def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
+    """Decode chunks of one form; what overflows is only wrong.
+
+    Raises ChunkError where one of them is malformed.
+    """
+    layout, words = chunks[0].layout, _words_of(chunks[0].header.words)
+    counts = [chunk.count for chunk in chunks]
+    begins = np.cumsum([0, *counts[:-1]])
+    is_one = len(chunks) == 1
+    body = chunks[0].body if is_one else np.concatenate([c.body for c in chunks], axis=1)
+    lists = [(chunk.header.bases, chunk.header.slopes) for chunk in chunks]
+    numbers = np.empty((len(layout.places), sum(counts)), np.int64)
     varying = numbers[: layout.num_varying]
-    bases = np.array([header.bases[place] for place in layout.places], np.int64)
-    numbers[len(varying) :] = bases[len(varying) :, None]
+    bases = np.array([[bases[place] for place in layout.places] for bases, _ in lists], np.int64).T
+    spread = bases if is_one else np.repeat(bases, counts, axis=1)
+    numbers[len(varying) :] = spread[len(varying) :]
     _take_bytes(layout, body, varying)
     for row in layout.deltas:
-        varying[row, 1:] += header.slopes[layout.places[row]]
-        np.cumsum(varying[row], out=varying[row])
-    varying += bases[: len(varying), None]
+        slopes = np.array([slopes[layout.places[row]] for _, slopes in lists], np.int64)
+        _sum_up(varying[row], slopes if is_one else np.repeat(slopes, counts), begins)
+    varying += spread[: len(varying)]
     for row, other in layout.beside:
         numbers[row] += numbers[other]
-    lowest, highest = bases, bases.copy()
+    lowest, highest = np.ascontiguousarray(bases), bases.copy()
     if len(varying):
-        varying.min(axis=1, out=lowest[: len(varying)])
-        varying.max(axis=1, out=highest[: len(varying)])
+        np.minimum.reduceat(varying, begins, axis=1, out=lowest[: len(varying)])
+        np.maximum.reduceat(varying, begins, axis=1, out=highest[: len(varying)])
     for rows in layout.times:
         for those in (numbers[rows], lowest[rows], highest[rows]):
             those *= NS_PER_UNIT
         if lowest[rows].min() < -1:
             for those in (numbers[rows], lowest[rows], highest[rows]):
                 np.maximum(those, -1, out=those)  # not known
-    words = {}
     for name, row, number in layout.words:
-        words[name] = header.words[number]
-        if not 0 <= lowest[row] <= highest[row] < len(words[name]):
+        if not 0 <= lowest[row].min() <= highest[row].max() < len(words[number]):
             raise ChunkError(f"column {name!r}: an index points outside its dictionary")
     floats = {
         name: np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1)
         for name, start in layout.floats
     }
-    return Decoded(layout.rows, numbers, lowest, highest, words, floats)
+    meaning = {name: words[number] for name, _, number in layout.words}
+    return Decoded(layout.rows, numbers, begins, lowest, highest, meaning, floats)
+
+
+def _sum_up(deltas: Array, slopes: Array, begins: Array) -> None:
+    """Turn deltas into numbers, those of each chunk for itself."""
+    first = deltas[begins]
+    deltas += slopes
+    deltas[begins] = first
+    deltas[begins[1:]] -= np.add.reduceat(deltas, begins)[:-1]
+    np.cumsum(deltas, out=deltas)
 
 
 def _take_bytes(layout: _Layout, body: Array, rows: Array) -> None:
@@ -471,9 +514,9 @@ def _take_bytes(layout: _Layout, body: Array, rows: Array) -> None:
     num_wide = len(planes[1]) if len(planes) > 1 else 0
     rows[num_wide : len(planes[0])] = body[planes[0][num_wide:]]
     if num_wide:  # two bytes at once: half of the work of one after the other
-        rows[:num_wide] = np.left_shift(body[planes[1]], 8, dtype=np.uint16) | body[
-            planes[0][:num_wide]
-        ]
+        rows[:num_wide] = (
+            np.left_shift(body[planes[1]], 8, dtype=np.uint16) | body[planes[0][:num_wide]]
+        )
     for byte, of_byte in enumerate(planes[2:], 2):
         rows[: len(of_byte)] += np.left_shift(body[of_byte], 8 * byte, dtype=np.int64)
 

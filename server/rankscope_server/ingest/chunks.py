@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -10,7 +11,14 @@ import msgspec
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import ChunkError, Column, chunk_count, decode_together
+from rankscope.wire.chunk import (
+    ChunkError,
+    Column,
+    OpenChunk,
+    chunk_count,
+    decode_alike,
+    open_chunk,
+)
 from rankscope.wire.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
 from rankscope.wire.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
 from rankscope_server.call_shapes import ShapedCalls, shapes_of
@@ -53,10 +61,22 @@ class ValidatedChunk:
     durations: CallDurations | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A chunk that was unpacked, with its place in the batch."""
+
+    index: int
+    chunk: Chunk
+    opened: OpenChunk
+
+
 def validate_chunks(raw: list[msgspec.Raw]) -> tuple[list[ValidatedChunk], list[Refused]]:
-    """Return the chunks that can be stored and the refused ones with the reason."""
-    valid: list[ValidatedChunk] = []
+    """Return the chunks that can be stored and the refused ones with the reason.
+
+    Chunks of one form, as ranks of a node send them, are validated together.
+    """
     refused: list[Refused] = []
+    alike: dict[Hashable, list[_Part]] = {}
     events = 0
     for index, data in enumerate(raw):
         kind: str | None = None
@@ -69,46 +89,69 @@ def validate_chunks(raw: list[msgspec.Raw]) -> tuple[list[ValidatedChunk], list[
                     "chunks", f"the batch holds more than {MAX_EVENTS_PER_BATCH} events",
                     "send smaller batches",
                 )  # fmt: skip
-            valid.append(validate_chunk(chunk))
-        except RefusalError as error:
-            refused.append(_refused(index, kind, error.field, error.reason, error.remedy))
-        except ChunkError as error:
-            refused.append(_refused(index, kind, "data", str(error), "encode the chunk again"))
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            field = place_of(error) or "chunk"
-            remedy = "update the server" if field == "kind" else "send it as the schema says"
-            refused.append(_refused(index, kind, field, str(error)[:300], remedy))
-    return valid, refused
+            opened = _open(chunk)
+            alike.setdefault((kind, opened.form), []).append(_Part(index, chunk, opened))
+        except Exception as error:  # noqa: BLE001 - what is not a refusal is raised again
+            refused.append(_refusal(index, kind, error))
+    valid: dict[int, ValidatedChunk] = {}
+    for parts in alike.values():
+        try:
+            valid |= _validated(parts)
+        except (RefusalError, ChunkError):  # one of them: each for itself
+            for part in parts:
+                try:
+                    valid |= _validated([part])
+                except (RefusalError, ChunkError) as error:
+                    refused.append(_refusal(part.index, part.chunk.kind, error))
+    refused.sort(key=lambda one: one.index)
+    return [valid[index] for index in sorted(valid)], refused
 
 
 def validate_chunk(chunk: Chunk) -> ValidatedChunk:
     """Return the chunk fit for storing. Raises RefusalError, ChunkError."""
+    return _validated([_Part(0, chunk, _open(chunk))])[0]
+
+
+def _open(chunk: Chunk) -> OpenChunk:
+    """Return the chunk unpacked. Raises RefusalError, ChunkError."""
     node_level = chunk.kind in SAMPLE_KINDS
     _within("rank", chunk.rank, schema.NODE_RANK if node_level else 0, MAX_RANK)
     _within("attempt", chunk.attempt, 0, 1 << 20)
     clean_text("host", chunk.host)
-    decoded = decode_together(chunk.data)
-    count = decoded.count
-    if count != chunk.count:
-        raise RefusalError("count", f"says {chunk.count}, the data holds {count}", "count again")
-    names, of_words = tuple(decoded.rows), tuple(decoded.words)
-    _check_columns(chunk.kind, names, of_words, tuple(decoded.floats))
+    opened = open_chunk(chunk.data)
+    if opened.count != chunk.count:
+        raise RefusalError(
+            "count", f"says {chunk.count}, the data holds {opened.count}", "count again"
+        )
+    return opened
+
+
+def _validated(parts: list[_Part]) -> dict[int, ValidatedChunk]:
+    """Return chunks of one kind and form, by their place in the batch.
+
+    Raises RefusalError, ChunkError where one of them is not fit.
+    """
+    kind = parts[0].chunk.kind
+    decoded = decode_alike([part.opened for part in parts])
+    names = tuple(decoded.rows)
+    _check_columns(kind, names, tuple(decoded.words), tuple(decoded.floats))
     _check_words(decoded.words)
     columns = decoded.columns()
-    for name in CHUNK_COLUMNS[chunk.kind]:
+    for name in CHUNK_COLUMNS[kind]:
         if name not in columns:  # of LATER_COLUMNS
-            columns[name] = np.full(count, -1)
-    limits = _limits(chunk.kind, names)
+            columns[name] = np.full(decoded.numbers.shape[1], -1)
+    limits = _limits(kind, names)
     rows = list(decoded.rows.values())
     lowest, highest = decoded.lowest[rows], decoded.highest[rows]
     wrong = (lowest < limits.least) | (highest > limits.most)
     if wrong.any():
-        row = int(np.argmax(wrong))
-        bounds = int(limits.least[row]), int(limits.most[row])
-        _within(names[row], int(lowest[row]), *bounds)
-        _within(names[row], int(highest[row]), *bounds)
-    ranges = dict(zip(names, zip(lowest.tolist(), highest.tolist(), strict=True), strict=True))
-    return _with_rollups(chunk, {name: columns[name] for name in CHUNK_COLUMNS[chunk.kind]}, ranges)
+        row = int(np.argmax(wrong.any(axis=1)))
+        bounds = int(limits.least[row, 0]), int(limits.most[row, 0])
+        _within(names[row], int(lowest[row].min()), *bounds)
+        _within(names[row], int(highest[row].max()), *bounds)
+    ranges = dict(zip(names, zip(lowest, highest, strict=True), strict=True))
+    wanted = {name: columns[name] for name in CHUNK_COLUMNS[kind]}
+    return _with_rollups(parts, decoded.begins, wanted, ranges)
 
 
 @lru_cache(maxsize=256)
@@ -143,7 +186,7 @@ def _check_words(words: dict[str, list[str]]) -> None:
 
 
 class _Limits(NamedTuple):
-    """What the numbers of each row may be."""
+    """What the numbers of each row may be, rows x 1."""
 
     least: Array
     most: Array
@@ -159,43 +202,72 @@ def _limits(kind: str, names: tuple[str, ...]) -> _Limits:
             least[row] = 0
         elif name == "step":
             least[row], most[row] = 0, MAX_STEP
-    return _Limits(least, most)
+    return _Limits(least[:, None], most[:, None])
 
 
 def _with_rollups(
-    chunk: Chunk, columns: dict[str, Column], ranges: dict[str, tuple[int, int]]
-) -> ValidatedChunk:
-    """Return the chunk with what its rollups need; `ranges` are the extremes of its numbers."""
-    time_lo_ns, time_hi_ns = ranges[_TIME_COLUMNS[chunk.kind]]
-    longest_ns = ranges["duration_ns"][1] if "duration_ns" in columns else -1
-    if longest_ns > 0:
-        times = np.asarray(columns[_TIME_COLUMNS[chunk.kind]])
-        ends_ns = int((times + np.asarray(columns["duration_ns"])).max())
-        time_hi_ns = max(time_hi_ns, ends_ns)
-    step_lo, step_hi = ranges["step"] if "step" in columns else (0, 0)
-    chunk = msgspec.structs.replace(
-        chunk,
-        time_lo_ns=time_lo_ns,
-        time_hi_ns=min(time_hi_ns, MAX_TIME_NS),
-        step_lo=step_lo,
-        step_hi=step_hi,
-    )
+    parts: list[_Part], begins: Array, columns: dict[str, Column],
+    ranges: dict[str, tuple[Array, Array]],
+) -> dict[int, ValidatedChunk]:  # fmt: skip
+    """Return the chunks with what their rollups need; `ranges` are the extremes of each chunk."""
+    kind = parts[0].chunk.kind
+    times_lo, times_hi = ranges[_TIME_COLUMNS[kind]]
+    longest = np.full(len(parts), -1)
     if "duration_ns" in columns:
-        longest_ns = max(longest_ns, 0)
-    if chunk.kind == "collectives":
-        calls = shapes_of(columns, {name for name, (low, high) in ranges.items() if low == high})
-        return ValidatedChunk(
-            chunk, columns, longest_ns, calls=calls, durations=durations_of(columns, calls)
-        )
-    if chunk.kind != "steps":
-        return ValidatedChunk(chunk, columns, longest_ns)
-    _within("step", step_lo, 1, MAX_STEP)
-    steps = np.asarray(columns["step"])
-    if (step_hi - step_lo) // BLOCK_STEPS >= MAX_BLOCKS_PER_CHUNK and (
-        len(np.unique(steps // BLOCK_STEPS)) > MAX_BLOCKS_PER_CHUNK
+        ends = np.asarray(columns[_TIME_COLUMNS[kind]]) + np.asarray(columns["duration_ns"])
+        times_hi = np.maximum(times_hi, np.maximum.reduceat(ends, begins))
+        longest = np.maximum(ranges["duration_ns"][1], 0)
+    steps_lo, steps_hi = ranges["step"] if "step" in columns else (np.zeros(len(parts), int),) * 2
+    rollups = _Rollups()
+    if kind == "collectives":
+        same = {name for name, (low, high) in ranges.items() if low.min() == high.max()}
+        rollups.calls = shapes_of(columns, same)
+        rollups.durations = durations_of(columns, rollups.calls)
+    elif kind == "steps":
+        _check_steps(np.asarray(columns["step"]), begins, steps_lo, steps_hi)
+        rollups.values = metrics_of_steps(columns)
+    ends_of = [*begins.tolist()[1:], len(next(iter(columns.values())))]
+    numbers = zip(*(
+        array.tolist()
+        for array in (times_lo, np.minimum(times_hi, MAX_TIME_NS), steps_lo, steps_hi, longest)
+    ), strict=True)  # fmt: skip
+    found = {}
+    for part, begin, end, (time_lo, time_hi, step_lo, step_hi, longest_ns) in zip(
+        parts, begins.tolist(), ends_of, numbers, strict=True
     ):
-        raise RefusalError("step", "the steps are too far apart", "send steps in their order")
-    return ValidatedChunk(chunk, columns, longest_ns, steps=steps, values=metrics_of_steps(columns))
+        events = slice(begin, end)
+        chunk = msgspec.structs.replace(
+            part.chunk, time_lo_ns=time_lo, time_hi_ns=time_hi, step_lo=step_lo, step_hi=step_hi
+        )
+        mine = {name: column[events] for name, column in columns.items()}
+        found[part.index] = ValidatedChunk(
+            chunk,
+            mine,
+            longest_ns,
+            steps=np.asarray(mine["step"]) if rollups.values is not None else None,
+            values=rollups.values and {n: cells[events] for n, cells in rollups.values.items()},
+            calls=rollups.calls and rollups.calls.part(events),
+            durations=rollups.durations and rollups.durations.part(events),
+        )
+    return found
+
+
+@dataclass(slots=True)
+class _Rollups:
+    """What rollups need of some chunks together."""
+
+    values: dict[str, Array] | None = None
+    calls: ShapedCalls | None = None
+    durations: CallDurations | None = None
+
+
+def _check_steps(steps: Array, begins: Array, steps_lo: Array, steps_hi: Array) -> None:
+    """Raise RefusalError for a step that is none, or for steps that are too far apart."""
+    _within("step", int(steps_lo.min()), 1, MAX_STEP)
+    for place in np.flatnonzero((steps_hi - steps_lo) // BLOCK_STEPS >= MAX_BLOCKS_PER_CHUNK):
+        blocks = np.split(steps, begins[1:])[place] // BLOCK_STEPS
+        if len(np.unique(blocks)) > MAX_BLOCKS_PER_CHUNK:
+            raise RefusalError("step", "the steps are too far apart", "send steps in their order")
 
 
 def _within(field: str, value: int, lo: int, hi: int) -> None:
@@ -203,5 +275,15 @@ def _within(field: str, value: int, lo: int, hi: int) -> None:
         raise RefusalError(field, f"{value} is outside {lo}..{hi}", "send a value in this range")
 
 
-def _refused(index: int, kind: str | None, field: str, reason: str, remedy: str) -> Refused:
+def _refusal(index: int, kind: str | None, error: Exception) -> Refused:
+    """Return why a chunk is refused. Raises what is no refusal again."""
+    if isinstance(error, RefusalError):
+        field, reason, remedy = error.field, error.reason, error.remedy
+    elif isinstance(error, ChunkError):
+        field, reason, remedy = "data", str(error), "encode the chunk again"
+    elif isinstance(error, msgspec.MsgspecError | ValueError | RecursionError):
+        field, reason = place_of(error) or "chunk", str(error)[:300]
+        remedy = "update the server" if field == "kind" else "send it as the schema says"
+    else:
+        raise error
     return Refused(index=index, kind=kind, field=field, reason=reason, remedy=remedy, part="chunks")

@@ -77,6 +77,13 @@ class CallDurations:
     blocked_ns: Array
     state: Array
 
+    def part(self, events: slice) -> CallDurations:
+        """Return those of some events."""
+        return CallDurations(
+            self.keys, self.codes[events], self.duration_ns[events], self.blocked_ns[events],
+            self.state[events],
+        )  # fmt: skip
+
 
 def durations_of(columns: Mapping[str, Column], calls: ShapedCalls) -> CallDurations:
     """Return what of one decoded chunk of collectives is summed."""

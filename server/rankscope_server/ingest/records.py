@@ -5,8 +5,9 @@ What comes out fits the database as it is: numbers within 64 bits, text without 
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -129,23 +130,50 @@ def place_of(error: Exception) -> str:
     return rest.partition("`")[0] if found else ""
 
 
+class _Field(NamedTuple):
+    """What a field may hold as it is, whatever type it has."""
+
+    name: str
+    least: int
+    most: int
+    length: int
+
+
+@functools.cache
+def _fields_of(kind: type[_Struct]) -> tuple[_Field, ...]:
+    return tuple(
+        _Field(name, *_range_of(name), _IDENTITIES.get(name, _LENGTHS.get(name, _LENGTH)))
+        for name in kind.__struct_fields__
+    )
+
+
+def _range_of(name: str) -> tuple[int, int]:
+    default = (0, MAX_TIME_NS) if name.endswith(("_ns", "_bytes")) else _WIDE
+    return _RANGES.get(name, default)
+
+
 def _changes(record: _Struct) -> dict[str, Any]:
+    """Return the fields that must be another value. Nearly all are fit as they are."""
     changes: dict[str, Any] = {}
-    for name in record.__struct_fields__:
-        value = getattr(record, name)
-        cleaned = _clean_value(record, name, value)
-        if cleaned is not value:
-            changes[name] = cleaned
+    values = msgspec.structs.astuple(record)
+    for (name, least, most, length), value in zip(_fields_of(type(record)), values, strict=True):
+        kind = type(value)
+        if kind is int:
+            if not least <= value <= most:
+                raise RefusalError(
+                    name, f"{value} is outside {least}..{most}", "send a value in this range"
+                )
+        elif kind is str:
+            if len(value) > length or "\x00" in value:
+                changes[name] = clean_text(name, value)
+        elif kind is not bool and value is not None:
+            cleaned = _clean_value(record, name, value)
+            if cleaned is not value:
+                changes[name] = cleaned
     return changes
 
 
 def _clean_value(record: _Struct, name: str, value: Any) -> Any:
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, int):
-        return _clean_int(name, value)
-    if isinstance(value, str):
-        return clean_text(name, value)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise RefusalError(name, "is not a finite number", "send a number or leave it out")
@@ -154,14 +182,6 @@ def _clean_value(record: _Struct, name: str, value: Any) -> Any:
         return _clean_list(name, value)
     if isinstance(value, dict):
         return _clean_dict(record, name, value)
-    return value
-
-
-def _clean_int(name: str, value: int) -> int:
-    default = (0, MAX_TIME_NS) if name.endswith(("_ns", "_bytes")) else _WIDE
-    lo, hi = _RANGES.get(name, default)
-    if not lo <= value <= hi:
-        raise RefusalError(name, f"{value} is outside {lo}..{hi}", "send a value in this range")
     return value
 
 
@@ -191,8 +211,13 @@ def _clean_list(name: str, values: list[Any]) -> list[Any]:
     if len(values) > _MAX_ENTRIES:
         values = values[:_MAX_ENTRIES]
     if values and isinstance(values[0], GroupState | PeerState | schema.OperatorTime):
-        changed = [(value, _changes(value)) for value in values]
-        return [msgspec.structs.replace(value, **new) if new else value for value, new in changed]
+        changes = list(map(_changes, values))
+        if not any(changes):
+            return values
+        return [
+            msgspec.structs.replace(value, **new) if new else value
+            for value, new in zip(values, changes, strict=True)
+        ]
     return [clean_text("", value) if isinstance(value, str) else value for value in values]
 
 
