@@ -102,8 +102,8 @@ class AnalysisLoop:
         self._take_up_live_runs()
         self._thread.start()
 
-    def close(self, timeout_seconds: float = 2.0) -> None:
-        """Stop looking."""
+    def close(self, timeout_seconds: float = 10.0) -> None:
+        """Stop looking; a look that is under way is waited for, as it uses the store."""
         self._stop.set()
         self._thread.join(timeout_seconds)
 
@@ -182,8 +182,8 @@ class AnalysisLoop:
         while not self._stop.wait(pause):
             began = time.monotonic()
             self.look_now()
-            # Looks take a third of the time at most, while findings stay a few seconds young.
-            pause = min(2.0 * (time.monotonic() - began), _MAX_PAUSE_SECONDS)
+            # Looks take a fifth of the time, while findings stay a few seconds young.
+            pause = min(4.0 * (time.monotonic() - began), _MAX_PAUSE_SECONDS)
             pause = max(pause, self._settings.look_seconds)
 
     def _take_up_live_runs(self) -> None:

@@ -29,6 +29,7 @@ _FEW_HOSTS = 16
 _EVERY_NS = 10_000_000_000
 _HOSTS_PER_INTERVAL = 128
 _SOON, _SOON_ON_A_HOST = 16, 4
+_MAX_WAITING = 8_192  # events of a group
 _KEPT_EXCHANGES = 4  # of a host, one a minute: the newest before the cut is among them
 # No rank ends one of these before all have begun it. Not those in which a rank may have
 # nothing to say to another: ragged ones, broadcasts, gathers.
@@ -55,6 +56,7 @@ class ClockTable:
         self._phase_ns = zlib.crc32(host.encode()) % 97 * _EVERY_NS // 97 if host else 0
         self._is_paced = bool(host)
         self._operations: dict[str, OperationClockTimes] = {}  # by group
+        self._waiting: dict[str, list[tuple[Array, ...]]] = {}  # by group, not put yet
         self._clock_numbers: dict[str | int, int] = {}  # a host, or a rank that has none
         self._exchanges: dict[str, dict[int, Exchange]] = {}  # host -> time -> what it measured
         self._span_ns: dict[str | int, tuple[int, int]] = {}  # of each host, by its own clock
@@ -70,6 +72,7 @@ class ClockTable:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
         self._since_ns = max(self._since_ns, since_ns)
         self._operations.clear()
+        self._waiting.clear()
         self._estimate = None
 
     def add(
@@ -100,22 +103,35 @@ class ClockTable:
         self, group: str, held: OperationClockTimes, events: Collectives, places: Array,
         clocks: Array,
     ) -> None:  # fmt: skip
-        """Take events of a group."""
+        """Take events of a group; they are put into its table when that is read."""
         numbers, starts_ns = events["sequence"][places], events["arrived_ns"][places]
-        kept = held.put(numbers, clocks, starts_ns, starts_ns + events["duration_ns"][places])
-        if len(kept) and numbers[kept].min() <= self._used.get(group, 0):
+        late = (numbers <= self._used.get(group, 0)) & held.may_hold(numbers)
+        if late.any():
             self._estimate = None
+        ends_ns = starts_ns + events["duration_ns"][places]
+        waiting = self._waiting.setdefault(group, [])
+        waiting.append((numbers, clocks, starts_ns, ends_ns))
+        if sum(len(part[0]) for part in waiting) > _MAX_WAITING:
+            self._put_waiting(group)
         names = list(self._clock_numbers)
-        order = np.argsort(clocks[kept], kind="stable")
-        clocks, starts_ns = clocks[kept][order], starts_ns[kept][order]
+        order = np.argsort(clocks, kind="stable")
+        clocks, starts_ns = clocks[order], starts_ns[order]
         begins = np.flatnonzero(np.diff(clocks, prepend=-1))
-        if len(begins):
-            oldest, newest = (
-                reduce.reduceat(starts_ns, begins).tolist() for reduce in (np.minimum, np.maximum)
-            )
-            for clock, low, high in zip(clocks[begins].tolist(), oldest, newest, strict=True):
-                self._note(names[clock], low)
-                self._note(names[clock], high)
+        oldest, newest = (
+            reduce.reduceat(starts_ns, begins).tolist() for reduce in (np.minimum, np.maximum)
+        )
+        for clock, low, high in zip(clocks[begins].tolist(), oldest, newest, strict=True):
+            self._note(names[clock], low)
+            self._note(names[clock], high)
+
+    def _put_waiting(self, group: str) -> None:
+        """Put what came of a group since the last time into its table, as one."""
+        held, waiting = self._operations[group], self._waiting.pop(group, [])
+        if waiting:
+            columns = [np.concatenate(parts) for parts in zip(*waiting, strict=True)]
+            kept = columns[0] % held.stride == 0  # as it is now
+            if kept.any():
+                held.put(*(column[kept] for column in columns))
 
     def add_exchange(self, record: ClockOffset) -> None:
         """Take what a host measured against the server."""
@@ -209,6 +225,7 @@ class ClockTable:
         share = max(MAX_MEETINGS // max(len(self._operations), 1), 8)
         self._used = {}
         for group, held in self._operations.items():
+            self._put_waiting(group)
             times, meetings = _meetings_of(*held.newest(share), places)
             known = np.flatnonzero(times < self._cut_ns)
             if len(known):

@@ -90,10 +90,15 @@ class Collectives:
 def side_by_side(chunks: Sequence[RankCalls]) -> Collectives:
     """Return the events of some chunks, one after the other."""
     places: dict[CallShape, int] = {}
+    known: dict[int, Array] = {}  # by the identity of shapes: many chunks share theirs
     codes = []
     for chunk in chunks:
-        known = [places.setdefault(shape, len(places)) for shape in chunk.calls.shapes]
-        codes.append(np.array(known, np.int64)[chunk.calls.codes])
+        shapes = chunk.calls.shapes
+        found = known.get(id(shapes))
+        if found is None:
+            found = np.array([places.setdefault(one, len(places)) for one in shapes], np.int64)
+            known[id(shapes)] = found
+        codes.append(found[chunk.calls.codes])
     numbers = {
         name: np.concatenate([np.asarray(chunk.columns[name], np.int64) for chunk in chunks])
         for name in NUMBERS

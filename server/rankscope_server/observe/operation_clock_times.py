@@ -48,6 +48,11 @@ class OperationClockTimes:
         self._ends_ns[rows, columns] = np.minimum(self._ends_ns[rows, columns], first_end)
         return kept
 
+    def may_hold(self, numbers: Array) -> Array:
+        """Return which of some operations are not older than all that are held."""
+        found: Array = numbers >= (self.numbers[0] if len(self.numbers) else 0)
+        return found
+
     def newest(self, most: int) -> tuple[Array, Array]:
         """Return starts and ends of the newest operations, at most so many, operations x clocks.
 
