@@ -177,7 +177,7 @@ def _check_words(words: dict[str, list[str]]) -> None:
     """Raise RefusalError for a bad word."""
     for name, known in words.items():
         limit = _WORD_LENGTHS.get(name, _WORD_LENGTH)
-        if name not in STRING_COLUMNS:  # of a newer sender; nobody reads it
+        if name not in STRING_COLUMNS:  # of a newer sender; it is not read
             continue
         if max(map(len, known), default=0) > limit or "\x00" in "".join(known):
             raise RefusalError(

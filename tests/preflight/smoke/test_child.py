@@ -114,12 +114,12 @@ def test_a_wrong_sum_is_seen_by_the_node_that_has_it(tmp_path: Path) -> None:
 
 
 def test_a_slow_member_is_in_the_slow_pairs(tmp_path: Path) -> None:
-    spoiler = spoilt(tmp_path, before="time.sleep(0.08)")
-    children = [quick(budget_s=20.0, **more) for more in ({}, {"command": spoiler}, {})]
+    spoiler = spoilt(tmp_path, before="time.sleep(0.25)")
+    children = [quick(budget_s=60.0, **more) for more in ({}, {"command": spoiler}, {})]
     told = asyncio.run(launch(children))
     took = {half.nodes: half.elapsed_ms for half in told[0].halves}
     assert took["node0", "node2"] < min(took["node0", "node1"], took["node1", "node2"])
-    assert min(took["node0", "node1"], took["node1", "node2"]) >= 80
+    assert min(took["node0", "node1"], took["node1", "node2"]) >= 250
 
 
 def test_a_child_that_hangs_is_killed_at_its_limit(

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -95,8 +96,11 @@ def test_a_home_that_cannot_be_written_costs_a_line_to_copy(tmp_path: Path) -> N
 def test_a_home_that_does_not_answer_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secret, "READ_LIMIT_S", 0.0)
+    answers = threading.Event()
+    monkeypatch.setattr(secret, "READ_LIMIT_S", 0.05)
+    monkeypatch.setattr(secret, "_read_or_make", lambda path: str(answers.wait(60)))
     made = find(home(tmp_path), Asked())
+    answers.set()
     assert made.is_own
     assert "does not answer" in made.notice
 
