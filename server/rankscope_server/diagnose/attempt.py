@@ -49,7 +49,7 @@ from rankscope_server.replay.replay_table import ReplayTable
 
 _MAX_ERRORS = 4096  # the earliest are kept: what came first matters
 _MAX_CHUNKS_REMEMBERED = 200_000
-_MAX_WAITING = 500_000  # events of chunks, some 100 MB
+_MAX_WAITING = 200_000  # events of chunks, some 40 MB
 _MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
 _MAX_LAYERS = 65_536

@@ -217,7 +217,7 @@ class Track:
             return
         if self.alias:
             made = made._replace(code=self._in_their_terms(made))
-        self._know(np.zeros(0, np.int64), np.unique(made.number))
+        self._know(np.zeros(0, np.int64), _distinct(made.number))
         self.newest = max(self.newest, int(made.number.max()))
         places = _places(self._numbers, made.number)
         self._is_from_chunk[places[~made.is_state]] = True
@@ -480,6 +480,15 @@ def _places(known: Array, values: Array) -> Array:
     """Return the place of each value among those known (ascending), all of which are there."""
     is_dense = int(known[-1]) - int(known[0]) == len(known) - 1
     found: Array = values - known[0] if is_dense else np.searchsorted(known, values)
+    return found
+
+
+def _distinct(values: Array) -> Array:
+    """Return whole numbers each once, ascending; those that lie close together without sorting."""
+    low = int(values.min())
+    if int(values.max()) - low > 4 * len(values):
+        return np.unique(values)
+    found: Array = np.flatnonzero(np.bincount(values - low)) + low
     return found
 
 

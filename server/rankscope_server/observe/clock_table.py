@@ -86,18 +86,27 @@ class ClockTable:
         `clock_of` gives the host of a rank; a rank that has none there has a clock of its own.
         """
         names, known = clock_of or {}, self._clock_numbers
-        for group, places in events.by_group(np.arange(len(events)) if chosen is None else chosen):
+        for group, places in events.by_group(self._kept(events, chosen)):
             held = self._operations.get(group)
             if held is None:
                 held = self._operations[group] = OperationClockTimes(self._stride)
-            good = events["sequence"][places] % held.stride == 0
-            good &= events["arrived_ns"][places] >= self._since_ns
-            places = places[good]
-            if len(places):
-                clocks = events.of_ranks(
-                    lambda rank: known.setdefault(names.get(rank) or rank, len(known)), places
-                )
-                self._take(group, held, events, places, clocks)
+            clocks = events.of_ranks(
+                lambda rank: known.setdefault(names.get(rank) or rank, len(known)), places
+            )
+            self._take(group, held, events, places, clocks)
+
+    def _kept(self, events: Collectives, chosen: Array | None) -> Array:
+        """Return the places of events, of all or those `chosen`, that the tables keep now."""
+        left_out = events.of_shapes(
+            self._operations[shape.group].stride - 1
+            if shape.group in self._operations
+            else self._stride - 1
+            for shape in events.shapes
+        )
+        is_kept = (events["sequence"] & left_out) == 0
+        places = np.flatnonzero(is_kept) if chosen is None else chosen[is_kept[chosen]]
+        kept: Array = places[events["arrived_ns"][places] >= self._since_ns]
+        return kept
 
     def _take(
         self, group: str, held: OperationClockTimes, events: Collectives, places: Array,
@@ -129,7 +138,7 @@ class ClockTable:
         held, waiting = self._operations[group], self._waiting.pop(group, [])
         if waiting:
             columns = [np.concatenate(parts) for parts in zip(*waiting, strict=True)]
-            kept = columns[0] % held.stride == 0  # as it is now
+            kept = held.is_kept(columns[0])
             if kept.any():
                 held.put(*(column[kept] for column in columns))
 
@@ -240,7 +249,7 @@ def _leads_ms(meetings: list[Meeting], num_hosts: int, cut_ns: int) -> Array:
     for rows, hosts in places_of_same_hosts(meetings):
         starts_ns = np.array([meetings[row].starts_ns for row in rows])
         ends_ns = np.array([meetings[row].ends_ns for row in rows])
-        apart_ns = ends_ns - ends_ns[:, :1]  # small: no float could tell the times themselves
+        apart_ns = ends_ns - ends_ns[:, :1]  # small: floats do not distinguish the times themselves
         lead_ms = (apart_ns - np.median(apart_ns, axis=1, keepdims=True)) / 1e6
         lead_ms[starts_ns.min(axis=1) >= cut_ns] = np.nan
         leads[np.ix_(rows, hosts)] = lead_ms

@@ -16,6 +16,7 @@ from rankscope_server.observe.collectives import Collectives
 # 63 bytes a row, 260 MB when full: 400 steps of 1,024 ranks with 10 operations a step.
 CAPACITY = 1 << 22
 _FIRST_ROWS = 4096
+_GROWTH = 8  # memory that no row is in yet is none; what is copied is
 _BLOCK = 1024  # steps
 _NS_PER_MS = np.float32(1e6)
 _TYPES: dict[str, Any] = {
@@ -76,8 +77,9 @@ class EventTable:
     def _note(self, ranks: Array, steps: Array) -> None:
         """Note which ranks have rows in which steps, and how many."""
         blocks = steps // _BLOCK
-        for block in np.unique(blocks).tolist():
-            inside = slice(None) if len(steps) and blocks.min() == blocks.max() else blocks == block
+        is_one = blocks.min() == blocks.max()
+        for block in blocks[:1].tolist() if is_one else np.unique(blocks).tolist():
+            inside = slice(None) if is_one else blocks == block
             places, who = steps[inside] % _BLOCK, ranks[inside]
             counts = self._rows_of_step.setdefault(block, np.zeros(_BLOCK, np.int64))
             counts += np.bincount(places, minlength=_BLOCK)
@@ -110,7 +112,7 @@ class EventTable:
     def _make_room(self, wanted: int) -> None:
         room = len(self._cells["step"])
         if wanted > room:
-            room = min(self.capacity, max(wanted, 2 * room))
+            room = min(self.capacity, max(wanted, _GROWTH * room))
             for name, cells in self._cells.items():
                 self._cells[name] = np.empty(room, cells.dtype)
                 self._cells[name][: self.num_rows] = cells[: self.num_rows]
@@ -138,7 +140,7 @@ class EventTable:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory of the rows."""
+        """Return the memory that the rows may take; what no row was in yet takes none."""
         return sum(cells.nbytes for cells in self._cells.values())
 
     def count(self, steps: Array) -> int:

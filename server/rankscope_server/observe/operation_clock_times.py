@@ -20,7 +20,7 @@ class OperationClockTimes:
     """
 
     def __init__(self, stride: int) -> None:
-        self.stride = stride  # every `stride`th number is kept
+        self.stride = stride  # every `stride`th number is kept; a power of two
         self.numbers = np.zeros(0, np.int64)
         self._starts_ns = np.zeros((0, 0), np.int64)  # -`NEVER_NS` where a clock did not see it
         self._ends_ns = np.zeros((0, 0), np.int64)
@@ -48,6 +48,11 @@ class OperationClockTimes:
         self._ends_ns[rows, columns] = np.minimum(self._ends_ns[rows, columns], first_end)
         return kept
 
+    def is_kept(self, numbers: Array) -> Array:
+        """Return which of some operations are not left out."""
+        found: Array = numbers & (self.stride - 1) == 0
+        return found
+
     def may_hold(self, numbers: Array) -> Array:
         """Return which of some operations are not older than all that are held."""
         found: Array = numbers >= (self.numbers[0] if len(self.numbers) else 0)
@@ -72,7 +77,7 @@ class OperationClockTimes:
                 held, times_ns = held[-KEPT:], times_ns[-KEPT:]
             else:
                 self.stride *= 2
-                stays = held % self.stride == 0
+                stays = self.is_kept(held)
                 held, times_ns = held[stays], times_ns[stays]
         if np.array_equal(held, self.numbers):
             return
