@@ -179,6 +179,7 @@ def test_one_problem_is_one_message_and_its_end_another(desk: Desk, receiver: Re
     assert (over["event"], over["note"]) == ("recovered", "it is over")
     assert over["alert"] == body["alert"]
     assert over["id"] != body["id"]
+    desk.settled(2)
     (alert,) = desk.alerts()
     assert (alert["state"], alert["num_sent"], alert["end_reason"]) == (
         "recovered", 2, "it is over",
