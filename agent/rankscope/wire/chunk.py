@@ -466,13 +466,15 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
     numbers = np.empty((len(layout.places), sum(counts)), np.int64)
     varying = numbers[: layout.num_varying]
     bases = np.array([[bases[place] for place in layout.places] for bases, _ in lists], np.int64).T
-    spread = bases if is_one else np.repeat(bases, counts, axis=1)
-    numbers[len(varying) :] = spread[len(varying) :]
+    events = [slice(begin, begin + count) for begin, count in zip(begins, counts, strict=True)]
+    for place, those in enumerate(events):
+        numbers[len(varying) :, those] = bases[len(varying) :, place, None]
     _take_bytes(layout, body, varying)
     for row in layout.deltas:
         slopes = np.array([slopes[layout.places[row]] for _, slopes in lists], np.int64)
         _sum_up(varying[row], slopes if is_one else np.repeat(slopes, counts), begins)
-    varying += spread[: len(varying)]
+    for place, those in enumerate(events):
+        varying[:, those] += bases[: len(varying), place, None]
     for row, other in layout.beside:
         numbers[row] += numbers[other]
     lowest, highest = np.ascontiguousarray(bases), bases.copy()
@@ -480,11 +482,11 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
         np.minimum.reduceat(varying, begins, axis=1, out=lowest[: len(varying)])
         np.maximum.reduceat(varying, begins, axis=1, out=highest[: len(varying)])
     for rows in layout.times:
-        for those in (numbers[rows], lowest[rows], highest[rows]):
-            those *= NS_PER_UNIT
+        for times in (numbers[rows], lowest[rows], highest[rows]):
+            times *= NS_PER_UNIT
         if lowest[rows].min() < -1:
-            for those in (numbers[rows], lowest[rows], highest[rows]):
-                np.maximum(those, -1, out=those)  # not known
+            for times in (numbers[rows], lowest[rows], highest[rows]):
+                np.maximum(times, -1, out=times)  # not known
     for name, row, number in layout.words:
         if not 0 <= lowest[row].min() <= highest[row].max() < len(words[number]):
             raise ChunkError(f"column {name!r}: an index points outside its dictionary")

@@ -71,9 +71,11 @@ class TileWriter:
             ranks = np.repeat([c.rank for c in cells], [len(c.steps) for c in cells])
             steps = np.concatenate([c.steps for c in cells])
             values = {name: np.concatenate([c.values[name] for c in cells]) for name in metrics}
-            blocks = np.stack([steps // BLOCK_STEPS, ranks // BLOCK_RANKS], axis=1)
-            for step_block, rank_block in np.unique(blocks, axis=0).tolist():
-                inside = np.flatnonzero((blocks == (step_block, rank_block)).all(axis=1))
+            wide = int(ranks.max()) // BLOCK_RANKS + 1  # blocks of ranks
+            blocks = steps // BLOCK_STEPS * wide + ranks // BLOCK_RANKS
+            for block in np.unique(blocks).tolist():
+                inside = np.flatnonzero(blocks == block)
+                step_block, rank_block = divmod(block, wide)
                 lines, columns = ranks[inside] % BLOCK_RANKS, steps[inside] % BLOCK_STEPS
                 key = (run_id, attempt, step_block, rank_block)
                 known = self._tiles_of(tiles, key, int(lines.max()))
