@@ -106,7 +106,7 @@ def test_tables_of_another_version_are_refused_with_a_remedy(
     engine.dispose()
     assert serve(["--database-url", url, "--port", "0"]) == EXIT_CANNOT_START
     said = capsys.readouterr().err
-    assert "another version of Rankscope made the tables of postgresql" in said
+    assert "a newer version of Rankscope made the tables of postgresql" in said
     assert "version 9999" in said
     assert "choose another --data-dir or --database-url" in said
 

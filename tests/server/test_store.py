@@ -1,4 +1,4 @@
-"""The store itself: migrations, group commit, one server per file, a full disk."""
+"""The store itself: group commit, one server per file, a full disk."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
-from rankscope_server.cli import serve
 from rankscope_server.store import tables
 from rankscope_server.store.engine import (
     StoreInUseError,
     StoreUnavailableError,
-    _configuration,
     only_server,
     open_engines,
 )
@@ -36,36 +31,11 @@ def engines(tmp_path: Path, database_url: str) -> Iterator[tuple[sa.Engine, sa.E
         engine.dispose()
 
 
-def test_migrations_build_exactly_the_tables(engines: tuple[sa.Engine, sa.Engine]) -> None:
-    def ours(name: str | None, kind: str, parents: object) -> bool:  # the index keeps shadow tables
-        return not (kind == "table" and str(name).startswith(("log_index", "alembic")))
-
-    with engines[0].connect() as connection:
-        context = MigrationContext.configure(
-            connection, opts={"compare_type": True, "include_name": ours}
-        )
-        assert compare_metadata(context, tables.metadata) == []
-
-
 def test_opening_twice_changes_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         for engine in open_engines(f"sqlite:///{tmp_path / 'x.db'}", "full"):
             engine.dispose()
     assert (tmp_path / "x.db").stat().st_mode & 0o077 == 0
-
-
-def test_a_database_of_another_version_is_refused_with_a_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with sqlite3.connect(tmp_path / "rankscope.db") as database:
-        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-        database.execute("INSERT INTO alembic_version VALUES ('0002')")
-    database.close()
-    assert serve(["--data-dir", str(tmp_path), "--port", "0"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("rankscope serve: another version of Rankscope made the tables of ")
-    assert "version 0002" in said
-    assert "choose another --data-dir" in said
 
 
 def test_one_server_for_one_file(tmp_path: Path) -> None:
@@ -137,55 +107,3 @@ def test_a_full_disk_is_a_503_and_reading_goes_on(client: TestClient, sender: Se
     limit(1 << 30)
     assert client.post("/api/v1/ingest", content=body).json()["duplicate"] is False
     assert sender.get("/logs")["total"] == 21
-
-
-def test_a_database_without_the_tables_of_alerts_gets_them(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'x.db'}"
-    for engine in open_engines(url, "normal"):
-        engine.dispose()
-    first = next(
-        script.revision
-        for script in ScriptDirectory.from_config(_configuration()).walk_revisions()
-        if script.down_revision is None
-    )
-    with sqlite3.connect(tmp_path / "x.db") as database:  # as the first version left it
-        for name in ("alert_channel", "alert_rule", "alert", "alert_delivery", "advice",
-                     "advice_report"):  # fmt: skip
-            database.execute(f"DROP TABLE {name}")
-        database.execute("UPDATE alembic_version SET version_num = ?", (first,))
-    database.close()
-    pair = open_engines(url, "normal")
-    test_migrations_build_exactly_the_tables(pair)
-    with pair[1].connect() as connection:
-        assert len(connection.execute(sa.select(tables.alert_rule)).all()) == 5
-    for engine in pair:
-        engine.dispose()
-
-
-def test_a_database_from_before_there_were_tokens_is_brought_up_to_date(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'x.db'}"
-    for engine in open_engines(url, "normal"):
-        engine.dispose()
-    with sqlite3.connect(tmp_path / "x.db") as database:  # as version 1 left it
-        for table in ("token", "session", "audit"):
-            database.execute(f"DROP TABLE {table}")
-        for table in ("run", "preflight"):
-            database.execute(f"ALTER TABLE {table} DROP COLUMN project")
-        database.execute("INSERT INTO run (run_id) VALUES ('old')")
-        database.execute("UPDATE alembic_version SET version_num = ?", (first_version(),))
-    database.close()
-    pair = open_engines(url, "normal")
-    with pair[1].connect() as connection:
-        assert connection.scalar(sa.select(tables.run.c.project)) == "default"
-        assert connection.scalar(sa.select(sa.func.count()).select_from(tables.token)) == 0
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        named = [str(change[1]) for change in compare_metadata(context, tables.metadata)]
-        assert all("log_index" in name for name in named), named
-    for engine in pair:
-        engine.dispose()
-
-
-def first_version() -> str:
-    from rankscope_server.store.migrations.versions import v0001_generated_first_tables
-
-    return v0001_generated_first_tables.revision

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import logging
 import os
+import re
+import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +23,17 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.dialects import postgresql, sqlite
 
+from rankscope_server.store.carried import carry_over
+from rankscope_server.store.tables import metadata
+
+log = logging.getLogger(__name__)
 MIGRATIONS = Path(__file__).parent / "migrations"
 NUM_READERS, MORE_READERS = 8, 32  # connections that stay, and that come and go
 OLDEST_POSTGRES = 14
 BUSY_SECONDS = 10
+COPY_ROOM = 2.5  # of the size of a database: its copy, and what is written anew
+_MIGRATION_LOCK = 0x52414E4B  # of the database server: "RANK"
+_VERSION = re.compile(r"\d{4}(_|$)")  # of all versions but the first
 WAL_LIMIT_BYTES = 64 << 20  # a larger one is cut to it once it is empty
 
 
@@ -76,13 +87,87 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
 
 
 def migrate(engine: sa.Engine) -> None:
-    """Bring the tables to the newest version. Raises SQLAlchemyError, StoreVersionError."""
+    """Bring the tables to the newest version, wholly or not at all.
+
+    Raises SQLAlchemyError, OSError, StoreVersionError.
+    """
     config = _configuration()
+    scripts = ScriptDirectory.from_config(config)
     with engine.connect() as connection:
+        if connection.dialect.name == "postgresql":  # of servers that start together one migrates
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        stored = _check_version(connection, scripts)
+        newest = scripts.get_current_head()
+        is_old = stored is not None and stored != newest
+        if is_old:
+            log.warning("the tables are of version %s: they are brought to %s", stored, newest)
+            _copy_beside(engine.url, str(stored))
         config.attributes["connection"] = connection
-        _check_version(connection, ScriptDirectory.from_config(config))
         command.upgrade(config, "head")
+        carry_over(connection)
         connection.commit()
+    if is_old:
+        log.warning("the tables are of version %s now", newest)
+        _give_room_back(engine)
+
+
+def _copy_beside(address: sa.URL, version: str) -> None:
+    """Copy an embedded database that is about to be migrated, if there is room.
+
+    The transaction of the caller keeps all others from writing.
+    """
+    if address.get_backend_name() != "sqlite":
+        return
+    path = Path(str(address.database))
+    copy = path.with_name(f"{path.name}.{version}")
+    size = sum(part.stat().st_size for part in (path, Path(f"{path}-wal")) if part.exists())
+    free = shutil.disk_usage(path.parent).free
+    if copy.exists():
+        log.warning("a copy of it from before is there already: %s", copy)
+        return
+    if free < COPY_ROOM * size:
+        log.warning(
+            "there is no room for a copy of it: %s bytes are free, %s are needed; they are "
+            "migrated without", free, COPY_ROOM * size,
+        )  # fmt: skip
+        return
+    try:
+        _copy(path, copy)
+    except (OSError, sqlite3.Error) as error:
+        log.warning("no copy of it could be made, they are migrated without: %s", error)
+    else:
+        log.warning("a copy of it as it was is %s; remove it when all is well", copy)
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """Copy a database with what is in its log; a copy that was not finished has another name."""
+    part = copy.with_name(copy.name + ".part")
+    part.unlink(missing_ok=True)
+    os.close(os.open(part, os.O_CREAT | os.O_RDWR, 0o600))
+    with (
+        closing(sqlite3.connect(path)) as source,
+        closing(sqlite3.connect(part)) as target,
+    ):
+        source.backup(target)
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.rename(copy)
+
+
+def _give_room_back(engine: sa.Engine) -> None:
+    """Write an embedded database anew where its first version could not shrink."""
+    with engine.connect() as connection:
+        if connection.dialect.name != "sqlite":
+            return
+        is_shrinking = connection.exec_driver_sql("PRAGMA auto_vacuum").scalar() != 0
+    path = Path(str(engine.url.database))
+    if is_shrinking or shutil.disk_usage(path.parent).free < COPY_ROOM * path.stat().st_size:
+        return
+    raw = engine.raw_connection()  # outside of a transaction
+    try:
+        raw.cursor().execute("PRAGMA auto_vacuum=INCREMENTAL").execute("VACUUM")
+    finally:
+        raw.close()
 
 
 def foresee(url: str) -> str:
@@ -105,8 +190,7 @@ def foresee(url: str) -> str:
     engine = sa.create_engine(address, poolclass=sa.NullPool)
     with engine.connect() as connection:
         scripts = ScriptDirectory.from_config(_configuration())
-        _check_version(connection, scripts)
-        stored = MigrationContext.configure(connection).get_current_revision()
+        stored = _check_version(connection, scripts)
     newest = scripts.get_current_head()
     if stored == newest:
         return f"tables of version {newest}"
@@ -129,22 +213,55 @@ def _address(url: str) -> sa.URL:
     return address
 
 
-def _check_version(connection: sa.Connection, scripts: ScriptDirectory) -> None:
+def _check_version(connection: sa.Connection, scripts: ScriptDirectory) -> str | None:
+    """Return the version of the tables; None where there are none. Raises StoreVersionError."""
     found = connection.dialect.server_version_info or ()
+    where = connection.engine.url.render_as_string()  # without its password
     if connection.dialect.name == "postgresql" and found < (OLDEST_POSTGRES,):
         raise StoreVersionError(
-            f"{connection.engine.url} is PostgreSQL {'.'.join(map(str, found))}; update it to "
+            f"{where} is PostgreSQL {'.'.join(map(str, found))}; update it to "
             f"{OLDEST_POSTGRES} or newer"
         )
-    stored = MigrationContext.configure(connection).get_current_revision()
-    if stored is not None and stored not in {
-        script.revision for script in scripts.walk_revisions()
-    }:
+    names = set(sa.inspect(connection).get_table_names())
+    if not names:
+        return None
+    choose = "choose another --data-dir or --database-url"
+    heads = MigrationContext.configure(connection).get_current_heads()
+    if not heads:
         raise StoreVersionError(
-            f"another version of Rankscope made the tables of {connection.engine.url} (version "
-            f"{stored} of them); choose another --data-dir or --database-url, or serve it with "
-            "the version that made it"
+            f"{where} has tables of another program ({', '.join(sorted(names)[:3])}); {choose}"
         )
+    newest = str(scripts.get_current_head())
+    stored = heads[0]
+    if stored not in {script.revision for script in scripts.walk_revisions()}:
+        if _VERSION.match(stored) and stored[:4] > newest[:4]:
+            raise StoreVersionError(
+                f"a newer version of Rankscope made the tables of {where} (version {stored}, this "
+                f"one knows {newest}); update Rankscope, or {choose}"
+            )
+        raise StoreVersionError(
+            f"the tables of {where} are of version {stored}, which no release of Rankscope has; "
+            f"{choose}, or serve it with what made it"
+        )
+    if stored == newest and (missing := _missing(connection, names)):
+        raise StoreVersionError(
+            f"the tables of {where} say that they are of version {stored}, but {missing} is "
+            f"missing: restore a copy, or {choose}"
+        )
+    return stored
+
+
+def _missing(connection: sa.Connection, names: set[str]) -> str:
+    """Return the first table or column that a database of the newest version lacks, or nothing."""
+    columns = sa.inspect(connection).get_multi_columns()
+    for table in metadata.sorted_tables:
+        if table.name not in names:
+            return f"table {table.name}"
+        there = {column["name"] for column in columns[None, table.name]}
+        for name in table.columns.keys():
+            if name not in there:
+                return f"column {name} of {table.name}"
+    return ""
 
 
 @contextmanager

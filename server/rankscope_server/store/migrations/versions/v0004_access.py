@@ -1,29 +1,36 @@
-"""Tokens, sessions, the audit log, and the project of each run and preflight.
-
-What is there already is left alone: the first version makes all tables of `store/tables.py`.
-"""
+"""Tokens, sessions, the audit log, and the project of each run and preflight."""
 
 from __future__ import annotations
 
-import sqlalchemy as sa
 from alembic import op
 
-from rankscope_server.store.migrations.versions import v0003_alerts_and_advice as before
-from rankscope_server.store.tables import DEFAULT_PROJECT, audit, session, token
+from rankscope_server.store.migrations.columns import number, serial, text, word
 
 revision = "0004_access"
-down_revision = before.revision
+down_revision = "0003_alerts"
 
 
 def upgrade() -> None:
     """Add the tables and the columns."""
-    bind = op.get_bind()
-    found = sa.inspect(bind)
     for table in ("run", "preflight"):
-        if "project" not in {column["name"] for column in found.get_columns(table)}:
-            column = sa.Column(
-                "project", sa.String(64), nullable=False, server_default=DEFAULT_PROJECT
-            )
-            op.add_column(table, column)
-    for new in (token, session, audit):
-        new.create(bind, checkfirst=True)
+        op.add_column(table, word("project", 64, default="default"))
+    op.create_table(
+        "token",
+        word("id", 16, is_key=True), text("hash"), text("name"),
+        word("project", 64, default="default"), text("roles"), number("bytes_per_second"),
+        number("created_ns"), text("created_by"), number("expires_ns", None),
+        number("revoked_ns", None), number("used_ns", None),
+    )  # fmt: skip
+    op.create_table(
+        "session",
+        word("id", 64, is_key=True), word("token_id", 16), text("proof"), number("created_ns"),
+        number("expires_ns"),
+    )  # fmt: skip
+    op.create_index("ix_session_expires_ns", "session", ["expires_ns"])
+    op.create_table(
+        "audit",
+        serial(), number("time_ns"), word("project", 64, default="default"), text("who"),
+        text("address"), word("action", 128), text("target"), text("detail"), number("count", 1),
+        sqlite_autoincrement=True,
+    )  # fmt: skip
+    op.create_index("ix_audit_project_id", "audit", ["project", "id"])
