@@ -80,8 +80,11 @@ def test_tokens_let_a_server_listen_to_other_machines(start_server: Start, tmp_p
 def test_through_the_api(start_server: Start) -> None:
     server = start_server(RANKSCOPE_TOKEN="operator")
     environ = {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": "operator"}
-    token = make("node", "--role", "ingest", "--role", "read", "--project", "a", **environ)
+    quotas = ("--bytes-per-second", "4000000", "--events-per-second", "50000")
+    token = make("node", "--role", "ingest", "--role", "read", "--project", "a", *quotas, **environ)
     assert status(server, token) == 200
+    (row,) = json.loads(command("list", "--json", **environ).stdout)["tokens"]
+    assert (row["bytes_per_second"], row["events_per_second"]) == (4_000_000, 50_000)
     shown = command("list", **environ).stdout
     assert "ingest, read" in shown
     assert token not in shown

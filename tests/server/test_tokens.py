@@ -23,6 +23,7 @@ from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.engine import open_engines
 from tests.server.conftest import Sender, ServerProcess, TestClient, log_line
+from tests.server.filling import chunk
 
 BASE = "http://127.0.0.1:8787"
 OPERATOR_TOKEN = "the operator's own words"
@@ -176,11 +177,15 @@ def test_a_token_that_cannot_be(engine: sa.Engine, new: NewToken, field: str) ->
 
 
 def test_listed_rotated_and_revoked_over_http(guarded: TestClient) -> None:
-    old = make(guarded, roles=["operate", "ingest"], expires_days=10, bytes_per_second=99)
+    old = make(
+        guarded, roles=["operate", "ingest"], expires_days=10, bytes_per_second=99,
+        events_per_second=7,
+    )  # fmt: skip
     shown = guarded.get("/api/v1/tokens", headers=bearer(OPERATOR_TOKEN)).json()["tokens"]
     (row,) = shown
     assert (row["id"], row["roles"], row["state"]) == (old["id"], ["ingest", "operate"], "active")
     assert (row["bytes_per_second"], row["created_by"]) == (99, "RANKSCOPE_TOKEN")
+    assert row["events_per_second"] == 7
     assert old["token"] not in str(shown)
     assert guarded.get("/api/v1/runs", headers=bearer(old["token"])).status_code == 200
     path = f"/api/v1/tokens/{old['id']}"
@@ -422,6 +427,34 @@ def test_a_quota_is_a_429_that_says_when(guarded: TestClient) -> None:
     assert 30 < int(second.headers["retry-after"]) < 60
     free = make(guarded, roles=["ingest"])["token"]
     assert guarded.post("/api/v1/ingest", content=first, headers=bearer(free)).status_code == 200
+
+
+def test_a_quota_of_events_counts_what_was_stored(guarded: TestClient) -> None:
+    limited = make(guarded, roles=["ingest"], events_per_second=1)["token"]
+    sender = Sender(guarded)
+
+    def send(body: bytes) -> Any:
+        return guarded.post("/api/v1/ingest", content=body, headers=bearer(limited))
+
+    first = sender.body(*(log_line(f"{n}") for n in range(11)), chunks=[chunk(1, count=20)])
+    assert send(first).status_code == 200  # 31 of a burst of 10
+    refused = send(sender.body(log_line("x")))
+    assert refused.status_code == 429
+    assert 10 < int(refused.headers["retry-after"]) <= 21
+    error = refused.json()["error"]
+    assert error["what"] == "the quota of this token is 1 events per second"
+    assert error["remedy"].endswith(" s, or have its quota raised")
+    free = make(guarded, roles=["ingest"])["token"]
+    assert guarded.post("/api/v1/ingest", content=first, headers=bearer(free)).json()["duplicate"]
+
+
+def test_a_batch_that_comes_again_is_not_counted_again(guarded: TestClient) -> None:
+    limited = make(guarded, roles=["ingest"], events_per_second=2)["token"]
+    body = Sender(guarded).body(*(log_line(f"{n}") for n in range(15)))
+    replies = [
+        guarded.post("/api/v1/ingest", content=body, headers=bearer(limited)) for _ in range(5)
+    ]
+    assert [reply.status_code for reply in replies] == [200] * 5  # 20 are the burst
 
 
 def test_principals_of_all_projects_send_to_the_default_one(guarded: TestClient) -> None:

@@ -1531,6 +1531,7 @@ export interface TokenRow {
   roles: ('admin' | 'ingest' | 'operate' | 'read')[];
   state: 'active' | 'expired' | 'revoked';
   bytes_per_second: number;
+  events_per_second: number;
   created_ms: number;
   created_by: string;
   expires_ms: number | null;

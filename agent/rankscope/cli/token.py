@@ -83,6 +83,10 @@ class TokenCommand:
             "--bytes-per-second", type=int, default=0, metavar="N",
             help="quota of what it sends; beyond it, collectors wait",
         )  # fmt: skip
+        create.add_argument(
+            "--events-per-second", type=int, default=0, metavar="N",
+            help="quota of the records and collectives that it sends",
+        )  # fmt: skip
         listing = actions.add_parser("list", help="show all, without their secrets")
         rotate = actions.add_parser("rotate", help="make one like it, which then ends")
         rotate.add_argument("id", metavar="ID")
@@ -118,6 +122,7 @@ def _create(place: _Place, arguments: argparse.Namespace) -> None:
     asked: dict[str, Any] = {
         "name": arguments.title, "roles": sorted(set(arguments.role), key=ROLES.index),
         "project": arguments.project, "bytes_per_second": arguments.bytes_per_second,
+        "events_per_second": arguments.events_per_second,
     }  # fmt: skip
     if arguments.days is not None:
         asked["expires_days"] = arguments.days
@@ -149,11 +154,12 @@ def _list(place: _Place, arguments: argparse.Namespace) -> None:
         print(json.dumps({"tokens": rows}))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("id", "name", "project", "roles", "state", "expires", "last used"):
+    for column in ("id", "name", "project", "roles", "state", "quota", "expires", "last used"):
         table.add_column(column, overflow="fold")
     for row in rows:
         words = (row["id"], row["name"], row["project"], ", ".join(row["roles"]), row["state"])
-        table.add_row(*map(_plain, words), _day(row["expires_ms"]), _day(row["used_ms"]))
+        times = (_day(row["expires_ms"]), _day(row["used_ms"]))
+        table.add_row(*map(_plain, words), _quota(row), *times)
     console = SafeConsole(highlight=False)
     console.print(table if rows else "no tokens: the server is open on loopback")
 
@@ -253,6 +259,12 @@ class _Directory:
 def _plain(text: str) -> str:
     """Return a text that rich does not take for markup."""
     return text.replace("[", r"\[")
+
+
+def _quota(row: dict[str, Any]) -> str:
+    """Return what a token may send; a server of before knows no quota of events."""
+    quotas = [(thing, row.get(f"{thing}_per_second", 0)) for thing in ("bytes", "events")]
+    return ", ".join(f"{rate:,} {thing}/s" for thing, rate in quotas if rate) or "none"
 
 
 def _day(ms: float | None) -> str:

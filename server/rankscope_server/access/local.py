@@ -41,6 +41,7 @@ def create(
         new = NewToken(
             name=asked["name"], roles=tuple(asked["roles"]), project=asked["project"],
             bytes_per_second=asked["bytes_per_second"],
+            events_per_second=asked["events_per_second"],
             expires_ns=None if days is None else now_ns + int(days * 86_400e9),
         )  # fmt: skip
         return tokens.create(connection, new, BY, now_ns)

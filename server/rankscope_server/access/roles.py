@@ -29,6 +29,7 @@ class Principal:
     project: str = ALL_PROJECTS
     token_id: str = ""
     bytes_per_second: int = 0  # quota; 0: none
+    events_per_second: int = 0
     expires_ns: int | None = None
     preflight: str = ""  # the id of the one preflight whose own token was sent
 

@@ -41,6 +41,7 @@ class NewToken:
     project: str
     expires_ns: int | None = None
     bytes_per_second: int = 0
+    events_per_second: int = 0
 
 
 def split(text: str) -> tuple[str, str] | None:
@@ -61,8 +62,8 @@ def create(connection: sa.Connection, new: NewToken, by: str, now_ns: int) -> tu
         sa.insert(table).values(
             id=id, hash=hashed(secret), name=new.name, project=new.project,
             roles=",".join(role for role in ROLES if role in new.roles),
-            bytes_per_second=new.bytes_per_second, created_ns=now_ns, created_by=by,
-            expires_ns=new.expires_ns,
+            bytes_per_second=new.bytes_per_second, events_per_second=new.events_per_second,
+            created_ns=now_ns, created_by=by, expires_ns=new.expires_ns,
         )
     )  # fmt: skip
     return id, f"{PREFIX}{id}_{secret}"
@@ -85,8 +86,11 @@ def check(new: NewToken, now_ns: int) -> None:
         )  # fmt: skip
     if new.expires_ns is not None and new.expires_ns <= now_ns:
         raise Problem(422, "it would have expired already", "expires", "name a later time")
-    if not 0 <= new.bytes_per_second <= 1 << 40:
-        raise Problem(422, "no quota", "bytes_per_second", "say bytes per second, 0 for none")
+    for thing in ("bytes", "events"):
+        if not 0 <= getattr(new, f"{thing}_per_second") <= 1 << 40:
+            raise Problem(
+                422, "no quota", f"{thing}_per_second", f"say {thing} per second, 0 for none"
+            )
 
 
 def rows(connection: sa.Connection, project: str | None) -> list[sa.Row[Any]]:
@@ -132,7 +136,7 @@ def rotate(
     new = NewToken(
         name=row.name, roles=roles_of(row), project=row.project,
         expires_ns=None if lifetime_ns is None else now_ns + lifetime_ns,
-        bytes_per_second=row.bytes_per_second,
+        bytes_per_second=row.bytes_per_second, events_per_second=row.events_per_second,
     )  # fmt: skip
     made = create(connection, new, by, now_ns)
     ends_ns = now_ns + grace_ns
@@ -168,7 +172,8 @@ def row_shown(row: sa.Row[Any], now_ns: int) -> dict[str, Any]:
     shown = {
         "id": row.id, "name": row.name, "project": row.project, "roles": list(roles_of(row)),
         "state": state if row.revoked_ns is None else "revoked",
-        "bytes_per_second": row.bytes_per_second, "created_by": row.created_by,
+        "bytes_per_second": row.bytes_per_second, "events_per_second": row.events_per_second,
+        "created_by": row.created_by,
     }  # fmt: skip
     return shown | {name.replace("_ns", "_ms"): to_ms(getattr(row, name)) for name in times}
 
@@ -181,7 +186,8 @@ def principal(row: sa.Row[Any], now_ns: int) -> Principal | str:
         return "this token has expired"
     return Principal(
         name=f"{row.name} ({row.id})", roles=included(roles_of(row)), project=row.project,
-        token_id=row.id, bytes_per_second=row.bytes_per_second, expires_ns=row.expires_ns,
+        token_id=row.id, bytes_per_second=row.bytes_per_second,
+        events_per_second=row.events_per_second, expires_ns=row.expires_ns,
     )  # fmt: skip
 
 

@@ -8,14 +8,12 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rankscope_server.access.roles import Principal
+from rankscope_server.access.quotas import Quota
 from rankscope_server.api.security import principal_of
-from rankscope_server.limits import Buckets
 from rankscope_server.problems import Problem, answer
 from rankscope_server.settings import Settings
 
 LEAST_BYTES_PER_SECOND = 64 << 10  # beyond the first pause: half a megabit per second
-BURST_SECONDS = 10.0  # of a quota that was not used
 RETRY_AFTER_S = 1.0
 _INGEST = "/api/v1/ingest"
 _NOT_KEPT = "/api/v1/net/blob"  # its bytes are forgotten as they come
@@ -29,7 +27,7 @@ class BodyLimits:
         self._max_bytes = max(settings.max_bodies_bytes, settings.max_batch_bytes)
         self._pause_s = settings.body_seconds
         self._bytes = 0  # of all bodies in work
-        self._quotas = Buckets()
+        self.quota = Quota("bytes")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a body that is too much now, else pass it on as it comes."""
@@ -40,7 +38,7 @@ class BodyLimits:
         principal, body = principal_of(request), Body(self, request, receive)
         try:
             if principal is not None:  # a stranger's words are not believed, its bytes are counted
-                self.check_quota(principal)
+                self.quota.check(principal)
                 body.announce(_declared(request))
         except Problem as problem:
             self._note(request)
@@ -75,18 +73,6 @@ class BodyLimits:
     def can_hold(self, size: int) -> bool:
         """Return whether a body would fit alone; where it is read, a larger one is refused."""
         return size <= self._max_bytes
-
-    def check_quota(self, principal: Principal, size: int = 0) -> None:
-        """Count bytes against the quota of a token. Raises Problem 429 where none is left."""
-        rate = principal.bytes_per_second
-        if not rate:
-            return
-        owed_s = self._quotas.owed_s(principal.token_id, rate * BURST_SECONDS, rate, size)
-        if owed_s and not size:
-            raise Problem(
-                429, f"the quota of this token is {rate} bytes per second", "Authorization",
-                f"send again in {owed_s:.1f} s, or have its quota raised", owed_s,
-            )  # fmt: skip
 
 
 class Body:
@@ -126,8 +112,8 @@ class Body:
         if self._is_kept and self._size > self.reserved:
             self._limits.reserve(self._size - self.reserved)
             self.reserved = self._size
-        if self._principal is not None and size:
-            self._limits.check_quota(self._principal, size)
+        if self._principal is not None:
+            self._limits.quota.count(self._principal, size)
         allowed_s = self._limits.pause_s + self._size / LEAST_BYTES_PER_SECOND
         if not self._is_over and time.monotonic() - self._started_s > allowed_s:
             raise _too_slow()

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from rankscope.wire.schema import COMMANDS_HEADER, Command
 from rankscope_server.answers import Schema
+from rankscope_server.api.access.rules import sender
 from rankscope_server.api.access.sending import check_sender, claim
 from rankscope_server.api.bodies import read_body
 from rankscope_server.api.replies import documented
@@ -53,10 +54,13 @@ _BODY = {
 async def ingest(request: Request) -> Response:
     """Store a msgpack `Batch`; answer after it is durable."""
     service, started = service_of(request), time.perf_counter()
+    _check_quota(request, service)
     with service.intake.under_way(_length(request, service)) as waiting:
         body = await read_body(request, service.settings.max_batch_bytes)
         service.intake.received(waiting)
         batch, stored = await store(request, service, body)
+    if not stored.duplicate:
+        service.event_quota.count(sender(request), len(batch.records) + num_events(batch))
     count(service, batch, stored, time.perf_counter() - started)
     answer = IngestAnswer(
         accepted_records=0 if stored.duplicate else len(batch.records),
@@ -67,6 +71,15 @@ async def ingest(request: Request) -> Response:
     )
     headers = {"X-Request-Id": request_id(request)}
     return Response(_encode(answer), 200, headers, media_type="application/json")
+
+
+def _check_quota(request: Request, service: Service) -> None:
+    """Refuse a batch of a token that sent too many events. Raises Problem 429."""
+    try:
+        service.event_quota.check(sender(request))
+    except Problem:
+        service.intake.put_off()  # its ranks are not silent
+        raise
 
 
 def _length(request: Request, service: Service) -> int:
@@ -115,6 +128,11 @@ def validate(
     return batch, pack_journal(batch.records)
 
 
+def num_events(batch: ValidatedBatch) -> int:
+    """Return how many events the chunks of a batch have."""
+    return sum(part.chunk.count for part in batch.chunks)
+
+
 def announce(service: Service, batch: ValidatedBatch, stored: Stored) -> None:
     """Hand a durable batch to the analysis, and hint at it on the stream."""
     if stored.duplicate:
@@ -132,6 +150,6 @@ def count(service: Service, batch: ValidatedBatch, stored: Stored, seconds: floa
     if not stored.duplicate:
         counters.records.inc(len(batch.records))
         counters.chunks.inc(len(batch.chunks))
-        counters.events.inc(sum(part.chunk.count for part in batch.chunks))
+        counters.events.inc(num_events(batch))
         counters.refused.inc(len(batch.refused))
         counters.bytes.inc(batch.num_bytes)

@@ -13,6 +13,7 @@ from anyio import CapacityLimiter
 from fastapi import Request
 
 from rankscope_server.access.door import Door
+from rankscope_server.access.quotas import Quota
 from rankscope_server.access.tries import Tries
 from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
@@ -51,6 +52,7 @@ class Service:
     tries: Tries
     # One batch at a time: more threads would only take the interpreter from each other.
     validating: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
+    event_quota: Quota = field(default_factory=lambda: Quota("events"))
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

@@ -649,6 +649,7 @@ token = sa.Table(
     _number("expires_ns", None),
     _number("revoked_ns", None),
     _number("used_ns", None),  # within a minute
+    _number("events_per_second"),  # quota of records and events of chunks; 0: none
 )
 
 session = sa.Table(

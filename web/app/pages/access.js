@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from 'preact/hooks';
 import { ask, Failure, useApi } from '../api.js';
-import { count, dateTime, plural } from '../format.js';
+import { bytes, count, dateTime, plural } from '../format.js';
 import { announce, setTitle } from '../page.js';
 import { Ago, Card, Command, Problem, Skeleton } from '../parts/bits.js';
 import { go } from '../router.js';
@@ -128,7 +128,7 @@ function TokenList({ session, changed }) {
               null,
               t.tr(
                 null,
-                ['Name', 'Project', 'Roles', 'State', 'Ends', 'Last used', ''].map((name) =>
+                ['Name', 'Project', 'Roles', 'State', 'Quota', 'Ends', 'Last used', ''].map((name) =>
                   name ? t.th({ key: name }, name) : t.td({ key: 'actions' }),
                 ),
               ),
@@ -161,6 +161,15 @@ function Made({ made, close }) {
   );
 }
 
+/** What a token may send. @param {TokenRow} row */
+function quota(row) {
+  const rates = [
+    row.bytes_per_second ? `${bytes(row.bytes_per_second)}/s` : '',
+    row.events_per_second ? `${count(row.events_per_second)} events/s` : '',
+  ];
+  return rates.filter(Boolean).join(', ') || 'none';
+}
+
 /** @param {{row: TokenRow, revoke: () => void, rotate: () => void}} props */
 function TokenLine({ row, revoke, rotate }) {
   const [sure, setSure] = useState(false);
@@ -171,6 +180,7 @@ function TokenLine({ row, revoke, rotate }) {
     t.td(null, row.project === '*' ? 'all' : row.project),
     t.td(null, row.roles.join(', ')),
     t.td(null, row.state),
+    t.td({ class: 'nowrap' }, quota(row)),
     t.td({ class: 'nowrap' }, row.expires_ms ? dateTime(row.expires_ms) : 'never'),
     t.td({ class: 'nowrap' }, row.used_ms ? el(Ago, { ms: row.used_ms }) : 'never'),
     t.td(

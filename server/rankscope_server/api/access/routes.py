@@ -39,6 +39,7 @@ class AskToken(msgspec.Struct):
     project: str = ""  # empty: that of the admin's token, else default; * is all
     expires_days: Days | None = None
     bytes_per_second: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
+    events_per_second: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
 
 
 class AskRotation(msgspec.Struct):
@@ -74,7 +75,7 @@ async def create(request: Request) -> Response:
     days = asked.expires_days
     new = NewToken(
         name=asked.name, roles=tuple(asked.roles), project=project,
-        bytes_per_second=asked.bytes_per_second,
+        bytes_per_second=asked.bytes_per_second, events_per_second=asked.events_per_second,
         expires_ns=None if days is None else time.time_ns() + int(days * _DAY_NS),
     )  # fmt: skip
 

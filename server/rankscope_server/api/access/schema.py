@@ -17,6 +17,7 @@ class TokenRow(Schema, frozen=True):
     roles: list[Role]
     state: Literal["active", "expired", "revoked"]
     bytes_per_second: int  # quota; 0: none
+    events_per_second: int  # quota of records and events of chunks; 0: none
     created_ms: float
     created_by: str
     expires_ms: float | None
