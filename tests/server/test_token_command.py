@@ -80,13 +80,11 @@ def test_tokens_let_a_server_listen_to_other_machines(start_server: Start, tmp_p
 def test_through_the_api(start_server: Start) -> None:
     server = start_server(RANKSCOPE_TOKEN="operator")
     environ = {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": "operator"}
-    quotas = ("--bytes-per-second", "4000000", "--events-per-second", "50000")
-    token = make("node", "--role", "ingest", "--role", "read", "--project", "a", *quotas, **environ)
+    token = make("node", "--role", "ingest", "--role", "read", "--project", "a", **environ)
     assert status(server, token) == 200
-    (row,) = json.loads(command("list", "--json", **environ).stdout)["tokens"]
-    assert (row["bytes_per_second"], row["events_per_second"]) == (4_000_000, 50_000)
     shown = command("list", **environ).stdout
     assert "ingest, read" in shown
+    assert "quota" not in shown
     assert token not in shown
     new = command("rotate", token[3:15], "--grace-hours", "0.5", **environ)
     assert new.returncode == 0, new.stderr
@@ -96,6 +94,12 @@ def test_through_the_api(start_server: Start) -> None:
     assert status(server, token) == 401
     refused = command("list", **environ | {"RANKSCOPE_TOKEN": new.stdout.strip()})
     assert refused.returncode == 1
+    make("slow", "--role", "ingest", "--bytes-per-second", "4000", "--events-per-second", "500",
+         **environ)  # fmt: skip
+    slow = json.loads(command("list", "--json", **environ).stdout)["tokens"][0]
+    assert (slow["bytes_per_second"], slow["events_per_second"]) == (4_000, 500)
+    words = command("list", **environ | {"COLUMNS": "160"}).stdout
+    assert "4,000 bytes/s, 500 events/s" in words
     assert "this wants the role admin" in refused.stderr
 
 

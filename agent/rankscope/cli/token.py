@@ -154,12 +154,14 @@ def _list(place: _Place, arguments: argparse.Namespace) -> None:
         print(json.dumps({"tokens": rows}))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("id", "name", "project", "roles", "state", "quota", "expires", "last used"):
+    quotas = [_quota(row) for row in rows]
+    columns = ["id", "name", "project", "roles", "state", "expires", "last used"]
+    for column in columns + ["quota"] * any(quotas):
         table.add_column(column, overflow="fold")
-    for row in rows:
+    for row, quota in zip(rows, quotas, strict=True):
         words = (row["id"], row["name"], row["project"], ", ".join(row["roles"]), row["state"])
         times = (_day(row["expires_ms"]), _day(row["used_ms"]))
-        table.add_row(*map(_plain, words), _quota(row), *times)
+        table.add_row(*map(_plain, words), *times, *([quota] if any(quotas) else []))
     console = SafeConsole(highlight=False)
     console.print(table if rows else "no tokens: the server is open on loopback")
 
@@ -264,7 +266,7 @@ def _plain(text: str) -> str:
 def _quota(row: dict[str, Any]) -> str:
     """Return what a token may send; a server of before knows no quota of events."""
     quotas = [(thing, row.get(f"{thing}_per_second", 0)) for thing in ("bytes", "events")]
-    return ", ".join(f"{rate:,} {thing}/s" for thing, rate in quotas if rate) or "none"
+    return ", ".join(f"{rate:,} {thing}/s" for thing, rate in quotas if rate)
 
 
 def _day(ms: float | None) -> str:
