@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankscope_server import own_log
 from rankscope_server.access import tokens
 from rankscope_server.access.local import has_tokens
+from rankscope_server.alerts import from_file
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
 from rankscope_server.connections import allow_many_connections, protocol
@@ -76,8 +77,12 @@ def serve(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return _refuse(str(error), EXIT_USAGE)
     settings = configuration.settings
+    try:
+        tables = read_tables(settings)
+    except SettingsError as error:
+        return _refuse(str(error), EXIT_USAGE)
     if configuration.is_check:
-        return check(configuration)
+        return check(configuration, tables)
     own_log.configure(settings.log_level, settings.log_format)
     _forget_ready_file(settings)  # of a server that was killed
     try:
@@ -122,8 +127,18 @@ def serve(argv: Sequence[str] | None = None) -> int:
     return 0 if server.started else EXIT_CANNOT_START
 
 
-def check(configuration: Configuration) -> int:
+def read_tables(settings: Settings) -> list[tuple[str, str]]:
+    """Return what the tables of the file hold, in words. Raises SettingsError."""
+    alerts = from_file.read(settings.file)
+    if not settings.file.tables:
+        return []
+    return [("alerts", f"{len(alerts.channels)} channels, {len(alerts.rules)} rules")]
+
+
+def check(configuration: Configuration, tables: Sequence[tuple[str, str]] = ()) -> int:
     """Print the settings in force and what a start would meet; return its exit status.
+
+    `tables`: what the tables of the file hold, in words.
 
     A server that runs already, to be replaced by this one, is no failure.
     """
@@ -133,6 +148,7 @@ def check(configuration: Configuration) -> int:
         for setting in SETTINGS
         if setting.name in configuration.sources
     ]
+    rows += [(name, words, f"{settings.file.path}: {name}") for name, words in tables]
     try:
         listen(settings).close()
         address = "free"

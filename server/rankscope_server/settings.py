@@ -54,6 +54,9 @@ ROLES = ("ingest", "read", "operate", "admin")
 _SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
+# tables of the file, and one within each
+TABLES = {"alerts": "channel.NAME"}
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 _SIZES = (1024, 1 << 40)  # bytes
 _PAUSES = (0.05, 86_400.0)  # seconds; without a pause a loop would keep a processor busy
@@ -72,6 +75,44 @@ def _setting(
     is_secret: bool = False,
 ) -> _Value:
     return field(default=default, metadata={"text": text, "bounds": bounds, "is_secret": is_secret})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """The tables of the file beside its settings, for those who read them.
+
+    In a text `${NAME}` stands for a variable of the environment, so that no secret is in the file.
+    """
+
+    path: str = ""
+    is_private: bool = True  # other users cannot read it
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def filled(self, value: Any, where: str) -> Any:
+        """Return a value with variables put in. Raises SettingsError where one is not set."""
+        if isinstance(value, dict):
+            return {name: self.filled(one, f"{where}.{name}") for name, one in value.items()}
+        if isinstance(value, list):
+            return [self.filled(one, where) for one in value]
+        if not isinstance(value, str):
+            return value
+        missing = [name for name in _VARIABLE.findall(value) if name not in self.environ]
+        if missing:
+            raise SettingsError(f"{self.path}: {where}: {missing[0]} is not set; export it")
+        return _VARIABLE.sub(lambda match: self.environ[match[1]], value)
+
+    def check_secret(self, value: object, where: str) -> None:
+        """Raise SettingsError where a secret stands in a file that others can read."""
+        is_there = isinstance(value, str) and _VARIABLE.sub("", value)
+        if is_there and not self.is_private:
+            raise SettingsError(
+                f"{self.path}: {where} can be read by other users; say chmod 600 {self.path}, or "
+                "${NAME} for a variable"
+            )
+
+
+NO_FILE = ConfigFile()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +250,7 @@ class Settings:
         16 * MIB, "Size of the file that is given up so that a full disk can be freed.",
         (0, 1 << 40),
     )  # fmt: skip
+    file: ConfigFile = NO_FILE
 
     def directory(self, environ: Mapping[str, str] = os.environ) -> Path:
         """Return the data directory, by default that of the user."""
@@ -243,7 +285,9 @@ class Settings:
 
 
 SETTINGS = tuple(
-    Setting(each.name, getattr(Settings(), each.name), **each.metadata) for each in fields(Settings)
+    Setting(each.name, getattr(Settings(), each.name), **each.metadata)
+    for each in fields(Settings)
+    if each.metadata
 )
 
 
@@ -274,7 +318,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
     add_flags(parser)
     flags = vars(parser.parse_args(argv))
     path = flags["config"] or environ.get(FILE_VARIABLE, "")
-    in_file = _read_file(Path(path)) if path else {}
+    in_file, file = _read_file(Path(path), environ) if path else ({}, NO_FILE)
     given: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for setting in SETTINGS:
@@ -287,13 +331,16 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
                 given[setting.name] = _convert(setting, text, source)
                 sources[setting.name] = source
                 break
-    settings = Settings(**given)
+    settings = Settings(**given, file=file)
     check(settings)
     return Configuration(settings, sources, is_check=flags["check"])
 
 
-def _read_file(path: Path) -> dict[str, str]:
-    """Return what a TOML file says, as texts. Raises SettingsError with the file and the key."""
+def _read_file(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, str], ConfigFile]:
+    """Return what a TOML file says: settings as texts, and its tables.
+
+    Raises SettingsError with the file and the key.
+    """
     try:
         mode = path.stat().st_mode
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -303,8 +350,11 @@ def _read_file(path: Path) -> dict[str, str]:
         ) from error
     except ValueError as error:  # of UTF-8 or TOML, with line and column
         raise SettingsError(f"{path}: {error}; say one `name = value` a line") from error
-    names = [setting.name for setting in SETTINGS]
+    tables = {name: values.pop(name) for name in TABLES if isinstance(values.get(name), dict)}
+    names = [*(setting.name for setting in SETTINGS), *TABLES]
     for name in values:
+        if name in TABLES:
+            raise SettingsError(f"{path}: {name} is a table; write [{name}.{TABLES[name]}]")
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"use {near[0]}" if near else f"use one of {', '.join(names)}"
@@ -313,9 +363,13 @@ def _read_file(path: Path) -> dict[str, str]:
         if values.get(name) and mode & 0o077:
             raise SettingsError(f"{path}: {name} can be read by other users; say chmod 600 {path}")
     defaults = {setting.name: setting.default for setting in SETTINGS}
-    return {
+    texts = {
         name: _text_of(f"{path}: {name}", value, defaults[name]) for name, value in values.items()
     }
+    is_private = not mode & 0o077
+    return texts, ConfigFile(
+        path=str(path), is_private=is_private, tables=tables, environ=dict(environ)
+    )
 
 
 def _text_of(source: str, value: object, default: str | int | float | bool) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.server.receivers import receiving
 from tests.web.accessibility import violations
-from tests.web.conftest import Site, Watched
+from tests.web.conftest import Site, Watched, serving
 
 pytestmark = pytest.mark.browser
 KEY = "a key of some length"
@@ -88,3 +89,31 @@ def test_a_rule_is_made_switched_off_and_said_in_words(
     watched.settled()
     assert violations(page) == []
     watched.check()
+
+
+def test_what_is_from_the_file_of_the_server_is_not_changed_here(
+    tmp_path: Path, open_page: Callable[..., Watched]
+) -> None:
+    file = tmp_path / "rankscope.toml"
+    file.write_text(
+        '[alerts.channel.pager]\nkind = "slack"\nurl = "http://127.0.0.1:9/hook"\n'
+        '[alerts.rule."All that hangs"]\nwhen = { about = "finding", kinds = ["hang"] }\n'
+    )
+    file.chmod(0o600)
+    with serving(tmp_path, RANKSCOPE_SERVER_CONFIG=str(file)) as url:
+        watched = open_page()
+        watched.origin = url
+        page = watched.go("alerts").page
+        said = "From the file of the server, to be changed there"
+        channel = page.get_by_role("listitem").filter(has_text="pager")
+        assert said in channel.inner_text()
+        assert channel.get_by_role("button").all_inner_texts() == ["Send a test"]
+        rule = page.get_by_role("listitem").filter(has_text="All that hangs")
+        assert said in rule.inner_text()
+        assert rule.get_by_role("button").count() == 0
+        other = page.get_by_role("listitem").filter(has_text="Critical findings")
+        assert said not in other.inner_text()
+        other.get_by_role("button", name="Switch off").click()
+        other.get_by_role("button", name="Switch on").wait_for()
+        assert violations(page) == []
+        watched.check()

@@ -193,6 +193,7 @@ export interface ChannelRow {
   target: Record<string, unknown>;
   quiet: QuietHours | null;
   is_enabled: boolean;
+  is_from_file: boolean;
   last_state: 'dropped' | 'given_up' | 'pending' | 'sent' | 'skipped' | null;
   last_ms: number | null;
   last_note: string;
@@ -1249,6 +1250,7 @@ export interface RuleRow {
   tags: Record<string, string>;
   channels: number[];
   is_enabled: boolean;
+  is_from_file: boolean;
 }
 
 /** All rules. */

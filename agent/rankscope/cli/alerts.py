@@ -129,12 +129,17 @@ def _channels(server: _Server, arguments: argparse.Namespace) -> int:
     fields = server.ask("GET", "/channels")
     lines = [
         f"{one['id']}  {one_line(one['name'])}  {one['kind']}  {one_line(one['place'])}  "
-        f"{'on' if one['is_enabled'] else 'off'}  {one['last_state'] or 'nothing sent yet'}"
+        f"{_switch(one)}  {one['last_state'] or 'nothing sent yet'}"
         f"{'  ' * bool(one['last_note'])}{one_line(one['last_note'])}"
         for one in fields["channels"]
     ]
     _print(arguments, fields, lines or ["No channel: nothing is sent."])
     return 0
+
+
+def _switch(one: dict[str, Any]) -> str:
+    """Return whether a channel or a rule works, and whose it is; older servers have no file."""
+    return ("on" if one["is_enabled"] else "off") + ", from file" * bool(one.get("is_from_file"))
 
 
 def _rules(server: _Server, arguments: argparse.Namespace) -> int:
@@ -145,7 +150,7 @@ def _rules(server: _Server, arguments: argparse.Namespace) -> int:
         more = ", ".join(f"{name} {value}" for name, value in when.items() if name != "about")
         lines.append(
             f"{one['id']}  {one_line(one['name'])}  {when['about']}: {one_line(more)}  "
-            f"{'on' if one['is_enabled'] else 'off'}"
+            f"{_switch(one)}"
         )
     _print(arguments, fields, lines or ["No rule: nothing opens an alert."])
     return 0

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rankscope_server.alerts import quiet as quiet_hours
 from rankscope_server.alerts.quiet import QuietHours
-from rankscope_server.alerts.rules import Name
+from rankscope_server.alerts.rules import Name, RefusedError
 
 Url: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=2_048)]
 Line: TypeAlias = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -90,14 +91,6 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     is_enabled: bool = True
 
 
-class RefusedError(ValueError):
-    """A channel or a rule cannot be like this; `field` is which part, `remedy` what to say."""
-
-    def __init__(self, field: str, what: str, remedy: str, status: int = 422) -> None:
-        super().__init__(what)
-        self.field, self.remedy, self.status = field, remedy, status
-
-
 def with_secrets(new: AnyTarget, old: AnyTarget | None) -> AnyTarget:
     """Return a target whose empty secrets are those that are stored. Raises RefusedError."""
     kind = type(new)
@@ -112,6 +105,18 @@ def with_secrets(new: AnyTarget, old: AnyTarget | None) -> AnyTarget:
             f"give {empty[0]} again",
         )  # fmt: skip
     return msgspec.structs.replace(new, **{name: getattr(old, name) for name in empty})
+
+
+def check_quiet(quiet: QuietHours | None) -> None:
+    """Raise RefusedError where the quiet hours cannot be."""
+    if quiet is None:
+        return
+    try:
+        quiet_hours.check(quiet)
+    except ValueError as error:
+        field, _, what = str(error).partition(": ")
+        what, _, remedy = what.partition("; ")
+        raise RefusedError(field, what, remedy) from error
 
 
 def check(target: AnyTarget) -> None:

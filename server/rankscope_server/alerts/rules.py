@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from rankscope_server.findings.finding import Severity
+from rankscope_server.findings.kinds import KINDS
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=1, le=30 * 86_400)]
@@ -81,6 +82,24 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tags: dict[str, Pattern] = {}  # all of them must match
     channels: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]] = []  # none: every channel
     is_enabled: bool = True
+
+
+class RefusedError(ValueError):
+    """A channel or a rule cannot be like this; `field` is which part, `remedy` what to say."""
+
+    def __init__(self, field: str, what: str, remedy: str, status: int = 422) -> None:
+        super().__init__(what)
+        self.field, self.remedy, self.status = field, remedy, status
+
+
+def check(rule: Rule) -> None:
+    """Raise RefusedError where a rule names a kind of finding that there is not."""
+    unknown = set(getattr(rule.when, "kinds", [])) - {kind.id for kind in KINDS}
+    if unknown:
+        raise RefusedError(
+            "when.kinds", f"{min(unknown)[:64]!r} is no kind of finding",
+            "see docs/detectors.md for the kinds",
+        )  # fmt: skip
 
 
 def matches(rule: Rule, run_id: str, name: str, tags: dict[str, str]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from rankscope_server.alerts import store
+from rankscope_server.alerts import from_file, store
 from rankscope_server.alerts.deadman import DeadManSwitch
 from rankscope_server.alerts.deliver import Deliverer
 from rankscope_server.alerts.message import Message
@@ -19,8 +20,11 @@ from rankscope_server.alerts.store import StoredChannel
 from rankscope_server.alerts.watch import Watcher
 from rankscope_server.settings import Settings, is_loopback
 from rankscope_server.store import tables
+from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
+
+log = logging.getLogger(__name__)
 
 
 class Alerts:
@@ -33,6 +37,7 @@ class Alerts:
         url = sa.make_url(settings.address_of_database())
         is_embedded = url.get_backend_name() == "sqlite"
         self._writer, self._reader = writer, reader
+        self._of_file = from_file.read(settings.file)
         self.outbound = Outbound(
             settings.public_url, settings.networks_of_alerts(), is_loopback(settings.host)
         )
@@ -53,10 +58,20 @@ class Alerts:
         )
 
     def start(self) -> None:
-        """Begin to look, to send, and to say that the server is alive."""
+        """Store what the server's file says; begin to look, to send, to say that it is alive."""
+        self._store_file()
         self.deliverer.start()
         self.watcher.start()
         self.deadman.start()
+
+    def _store_file(self) -> None:
+        """Store the channels and rules of the file. A server with a full disk starts without."""
+        given = self._of_file
+        try:
+            self._writer.run(lambda unit: store.put_file(unit, given.channels, given.rules))
+        except StoreUnavailableError as error:
+            log.warning("the alerts of the file are as they were: %s; %s, then start the server "
+                        "again", error, error.remedy)  # fmt: skip
 
     def close(self) -> None:
         """Stop; what waits is sent by the next server."""

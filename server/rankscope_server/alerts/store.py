@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ import sqlalchemy as sa
 
 from rankscope_server.alerts import channels as kinds
 from rankscope_server.alerts.changes import Change, OpenAlert
-from rankscope_server.alerts.channels import AnyTarget, Channel, RefusedError
+from rankscope_server.alerts.channels import AnyTarget, Channel
 from rankscope_server.alerts.evaluate import Firing
 from rankscope_server.alerts.message import Message
 from rankscope_server.alerts.quiet import QuietHours
-from rankscope_server.alerts.rules import Rule
+from rankscope_server.alerts.rules import RefusedError, Rule
 from rankscope_server.store import tables
 from rankscope_server.store.unit import Unit
 
@@ -40,6 +40,7 @@ class StoredChannel:
     target: AnyTarget
     quiet: QuietHours | None
     is_enabled: bool
+    is_from_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class StoredRule:
     id: int
     name: str
     rule: Rule
+    is_from_file: bool = False
 
 
 # --- channels and rules
@@ -70,8 +72,9 @@ def channel(connection: sa.Connection, channel_id: int) -> StoredChannel | None:
 def _channel(row: sa.Row[Any]) -> StoredChannel:
     quiet = msgspec.json.decode(row.quiet, type=QuietHours | None)
     return StoredChannel(
-        row.id, row.name, kinds.join(row.body, row.secrets), quiet, bool(row.is_enabled)
-    )
+        row.id, row.name, kinds.join(row.body, row.secrets), quiet, bool(row.is_enabled),
+        bool(row.is_from_file),
+    )  # fmt: skip
 
 
 def put_channel(unit: Unit, given: Channel, channel_id: int | None = None) -> int | None:
@@ -84,24 +87,30 @@ def put_channel(unit: Unit, given: Channel, channel_id: int | None = None) -> in
         old = channel(unit.connection, channel_id)
         if old is None:
             return None
+        _refuse_of_file(unit, table, channel_id)
     elif _count(unit, table) >= MAX_CHANNELS:
         raise RefusedError("name", f"there are {MAX_CHANNELS} channels", "delete one", 409)
     target = kinds.with_secrets(given.target, old.target if old else None)
     kinds.check(target)
+    return _put(unit, table, _channel_values(unit, given, target), channel_id)
+
+
+def _channel_values(unit: Unit, given: Channel, target: AnyTarget) -> dict[str, Any]:
     body, secrets = kinds.split(target)
-    values = {
+    return {
         "name": given.name, "kind": msgspec.to_builtins(target)["kind"], "body": body,
         "secrets": secrets, "quiet": _encode(given.quiet).decode(),
         "is_enabled": int(given.is_enabled), "updated_ns": unit.now_ns,
     }  # fmt: skip
-    return _put(unit, table, values, channel_id)
 
 
 def rules(connection: sa.Connection) -> list[StoredRule]:
     """Return all rules."""
     table = tables.alert_rule
     return [
-        StoredRule(row.id, row.name, msgspec.json.decode(row.body, type=Rule))
+        StoredRule(
+            row.id, row.name, msgspec.json.decode(row.body, type=Rule), bool(row.is_from_file)
+        )
         for row in connection.execute(sa.select(table).order_by(table.c.id))
     ]
 
@@ -114,19 +123,74 @@ def put_rule(unit: Unit, name: str, rule: Rule, rule_id: int | None = None) -> i
     table = tables.alert_rule
     if rule_id is not None and not _exists(unit, table, rule_id):
         return None
-    if rule_id is None and _count(unit, table) >= MAX_RULES:
+    if rule_id is not None:
+        _refuse_of_file(unit, table, rule_id)
+    elif _count(unit, table) >= MAX_RULES:
         raise RefusedError("name", f"there are {MAX_RULES} rules", "delete one", 409)
-    values = {"name": name, "body": _encode(rule).decode(), "updated_ns": unit.now_ns}
-    return _put(unit, table, values, rule_id)
+    return _put(unit, table, _rule_values(unit, name, rule), rule_id)
+
+
+def _rule_values(unit: Unit, name: str, rule: Rule) -> dict[str, Any]:
+    return {"name": name, "body": _encode(rule).decode(), "updated_ns": unit.now_ns}
 
 
 def delete(unit: Unit, table: sa.Table, row_id: int) -> bool:
-    """Delete a channel or a rule; return whether it was there. Of a channel nothing waits then."""
+    """Delete a channel or a rule; return whether it was there. Of a channel nothing waits then.
+
+    Raises RefusedError where it is from the server's file.
+    """
+    _refuse_of_file(unit, table, row_id)
+    return _delete(unit, table, row_id)
+
+
+def _delete(unit: Unit, table: sa.Table, row_id: int) -> bool:
     if table is tables.alert_channel:
         _end_waiting(
             unit, tables.alert_delivery.c.channel_id == row_id, "dropped", "its channel is deleted"
         )
     return bool(unit.connection.execute(sa.delete(table).where(table.c.id == row_id)).rowcount)
+
+
+def put_file(
+    unit: Unit, channels: Sequence[Channel], rules: Mapping[str, tuple[Rule, Sequence[str]]]
+) -> None:
+    """Store the channels and rules of the server's file, and delete those that it had before.
+
+    Rules come with the names of their channels. One of the same name that a person made becomes
+    the file's.
+    """
+    of_file = {"is_from_file": 1}
+    ids: dict[str, int] = {}
+    table = tables.alert_channel
+    for one in channels:
+        values = _channel_values(unit, one, one.target) | of_file
+        ids[one.name] = _put(unit, table, values, _id_of(unit, table, one.name))
+    _delete_others(unit, table, ids)
+    table = tables.alert_rule
+    for name, (rule, names) in rules.items():
+        chosen = msgspec.structs.replace(rule, channels=[ids[one] for one in names])
+        values = _rule_values(unit, name, chosen) | of_file
+        _put(unit, table, values, _id_of(unit, table, name))
+    _delete_others(unit, table, rules)
+
+
+def _id_of(unit: Unit, table: sa.Table, name: str) -> int | None:
+    return unit.connection.scalar(sa.select(table.c.id).where(table.c.name == name))
+
+
+def _delete_others(unit: Unit, table: sa.Table, names: Iterable[str]) -> None:
+    of_file = table.c.is_from_file == 1
+    query = sa.select(table.c.id).where(of_file, table.c.name.not_in(list(names)))
+    for row_id in list(unit.connection.scalars(query)):
+        _delete(unit, table, row_id)
+
+
+def _refuse_of_file(unit: Unit, table: sa.Table, row_id: int) -> None:
+    if unit.connection.scalar(sa.select(table.c.is_from_file).where(table.c.id == row_id)):
+        raise RefusedError(
+            "id", "it is from the file of the server", "change it there and start the server again",
+            409,
+        )  # fmt: skip
 
 
 def _put(unit: Unit, table: sa.Table, values: dict[str, Any], row_id: int | None) -> int:

@@ -550,6 +550,7 @@ alert_channel = sa.Table(
     _text("quiet", "null"),  # JSON
     _number("created_ns"),
     _number("updated_ns"),
+    _number("is_from_file"),  # of the server
     sqlite_autoincrement=True,  # rules name them: never given twice
 )
 
@@ -561,6 +562,7 @@ alert_rule = sa.Table(
     _text("body", "{}"),  # JSON of the rule
     _number("created_ns"),
     _number("updated_ns"),
+    _number("is_from_file"),  # of the server
     sqlite_autoincrement=True,
 )
 

@@ -23,6 +23,8 @@ const EVERY_MS = 5000;
 const ALERTS = 'alerts?limit=50';
 const DELIVERIES = 'alerts/deliveries?limit=50';
 
+const FROM_FILE = 'From the file of the server, to be changed there · ';
+
 /** What went wrong, in words. @param {unknown} error */
 function wordsOf(error) {
   if (!(error instanceof Failure)) return String(error);
@@ -196,6 +198,7 @@ function ChannelList({ channels, act }) {
             t.span({ class: 'strong' }, one.name),
             t.p(
               { class: 'note' },
+              one.is_from_file ? FROM_FILE : '',
               `${words(one.kind)} · ${one.place}`,
               one.quiet ? ` · quiet ${one.quiet.start} to ${one.quiet.end} ${one.quiet.zone}` : '',
             ),
@@ -204,8 +207,16 @@ function ChannelList({ channels, act }) {
           t.div(
             { class: 'buttons' },
             t.button({ type: 'button', class: 'button small', onClick: () => tryIt(one) }, 'Send a test'),
-            t.button({ type: 'button', class: 'button small', onClick: () => setForm(one) }, 'Change'),
-            el(DeleteButton, { what: one.name, confirm: () => act('DELETE', `channels/${one.id}`, 'Deleted') }),
+            one.is_from_file
+              ? null
+              : [
+                  t.button({ key: 'c', type: 'button', class: 'button small', onClick: () => setForm(one) }, 'Change'),
+                  el(DeleteButton, {
+                    key: 'd',
+                    what: one.name,
+                    confirm: () => act('DELETE', `channels/${one.id}`, 'Deleted'),
+                  }),
+                ],
           ),
         ),
       ),
@@ -249,23 +260,29 @@ function RuleList({ rules, channels, act }) {
         t.li(
           { key: one.id, class: one.is_enabled ? '' : 'quiet' },
           el(State, { state: one.is_enabled ? 'on' : 'off' }),
-          t.div(null, t.span({ class: 'strong' }, one.name), t.p({ class: 'note' }, ruleText(one, channels))),
           t.div(
-            { class: 'buttons' },
-            t.button(
-              {
-                type: 'button',
-                class: 'button small',
-                onClick: () => {
-                  const { id, ...body } = one;
-                  act('PUT', `rules/${id}`, 'Rule changed', { ...body, is_enabled: !one.is_enabled });
-                },
-              },
-              one.is_enabled ? 'Switch off' : 'Switch on',
-            ),
-            t.button({ type: 'button', class: 'button small', onClick: () => setForm(one) }, 'Change'),
-            el(DeleteButton, { what: one.name, confirm: () => act('DELETE', `rules/${one.id}`, 'Deleted') }),
+            null,
+            t.span({ class: 'strong' }, one.name),
+            t.p({ class: 'note' }, one.is_from_file ? FROM_FILE : '', ruleText(one, channels)),
           ),
+          one.is_from_file
+            ? null
+            : t.div(
+                { class: 'buttons' },
+                t.button(
+                  {
+                    type: 'button',
+                    class: 'button small',
+                    onClick: () => {
+                      const { id, is_from_file: _, ...body } = one;
+                      act('PUT', `rules/${id}`, 'Rule changed', { ...body, is_enabled: !one.is_enabled });
+                    },
+                  },
+                  one.is_enabled ? 'Switch off' : 'Switch on',
+                ),
+                t.button({ type: 'button', class: 'button small', onClick: () => setForm(one) }, 'Change'),
+                el(DeleteButton, { what: one.name, confirm: () => act('DELETE', `rules/${one.id}`, 'Deleted') }),
+              ),
         ),
       ),
     ),

@@ -95,7 +95,10 @@ def no_rule(rule_id: int) -> Exception:
 
 
 def _rule(one: StoredRule) -> RuleRow:
-    return RuleRow(id=one.id, name=one.name, **msgspec.structs.asdict(one.rule))
+    return RuleRow(
+        id=one.id, name=one.name, is_from_file=one.is_from_file,
+        **msgspec.structs.asdict(one.rule),
+    )  # fmt: skip
 
 
 def channels(connection: sa.Connection) -> Channels:
@@ -132,7 +135,7 @@ def _channel(one: StoredChannel, last: sa.Row[Any] | None) -> ChannelRow:
     target = shown(one.target)
     return ChannelRow(
         id=one.id, name=one.name, kind=target["kind"], place=place_of(one.target), target=target,
-        quiet=one.quiet, is_enabled=one.is_enabled,
+        quiet=one.quiet, is_enabled=one.is_enabled, is_from_file=one.is_from_file,
         last_state=None if last is None else last.state,
         last_ms=None if last is None else to_ms(last.ended_ns),
         last_note="" if last is None else last.note,

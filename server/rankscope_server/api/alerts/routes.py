@@ -10,10 +10,10 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from rankscope_server.alerts import quiet as quiet_hours
+from rankscope_server.alerts import rules as rules_of_alerts
 from rankscope_server.alerts import store
-from rankscope_server.alerts.channels import Channel, RefusedError
-from rankscope_server.alerts.rules import Name, Rule
+from rankscope_server.alerts.channels import Channel, check_quiet
+from rankscope_server.alerts.rules import Name, RefusedError, Rule
 from rankscope_server.api.alerts import queries
 from rankscope_server.api.alerts.schema import (
     AlertRow,
@@ -32,7 +32,6 @@ from rankscope_server.api.bodies import field_of, read_body, takes
 from rankscope_server.api.parameters import one_of
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.service import Service, service_of
-from rankscope_server.findings.kinds import KINDS
 from rankscope_server.problems import Problem
 from rankscope_server.store import tables
 from rankscope_server.store.unit import Unit
@@ -120,16 +119,13 @@ def delete_rule(request: Request, id: Id) -> Response:
 
 
 def _put_rule(request: Request, given: NamedRule, rule_id: int | None) -> Response:
-    kinds = getattr(given.when, "kinds", [])
-    unknown = set(kinds) - {kind.id for kind in KINDS}
-    if unknown:
-        raise Problem(
-            422, f"{min(unknown)[:64]!r} is no kind of finding", "when.kinds",
-            "see docs/detectors.md for the kinds",
-        )  # fmt: skip
     service, values = service_of(request), msgspec.structs.asdict(given)
     name = values.pop("name")
     rule = Rule(**values)
+    try:
+        rules_of_alerts.check(rule)
+    except RefusedError as error:
+        raise _refused(error) from error
     with service.read() as connection:
         known = {one.id for one in store.channels(connection)}
     if missing := [one for one in rule.channels if one not in known]:
@@ -195,13 +191,10 @@ def try_channel(request: Request, id: Id) -> Response:
 
 def _put_channel(request: Request, given: Channel, channel_id: int | None) -> Response:
     service = service_of(request)
-    if given.quiet is not None:
-        try:
-            quiet_hours.check(given.quiet)
-        except ValueError as error:
-            field, _, what = str(error).partition(": ")
-            what, _, remedy = what.partition("; ")
-            raise Problem(422, what, field, remedy) from error
+    try:
+        check_quiet(given.quiet)
+    except RefusedError as error:
+        raise _refused(error) from error
     made = _write(service, lambda unit: store.put_channel(unit, given, channel_id))
     if made is None:
         raise queries.no_channel(channel_id or 0)
@@ -263,8 +256,12 @@ def _write(service: Service, work: Callable[[Unit], _Done]) -> _Done:
 
     done = service.writer.run(attempt)
     if isinstance(done, RefusedError):
-        raise Problem(done.status, str(done), done.field, done.remedy)
+        raise _refused(done)
     return done
+
+
+def _refused(error: RefusedError) -> Problem:
+    return Problem(error.status, str(error), error.field, error.remedy)
 
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)

@@ -55,6 +55,7 @@ class RuleRow(Schema, frozen=True):
     tags: dict[str, str]
     channels: list[int]
     is_enabled: bool
+    is_from_file: bool  # of the server: it can be changed there alone
 
 
 class Rules(Schema, frozen=True):
@@ -73,6 +74,7 @@ class ChannelRow(Schema, frozen=True):
     target: dict[str, Any]
     quiet: QuietHours | None
     is_enabled: bool
+    is_from_file: bool  # of the server: it can be changed there alone
     last_state: DeliveryState | None = None  # of the newest message
     last_ms: float | None = None
     last_note: str = ""
