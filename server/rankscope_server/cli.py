@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankscope_server import own_log
 from rankscope_server.access import tokens
 from rankscope_server.access.local import has_tokens
+from rankscope_server.access.oidc import issuer_of
 from rankscope_server.alerts import from_file
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
@@ -129,10 +130,11 @@ def serve(argv: Sequence[str] | None = None) -> int:
 
 def read_tables(settings: Settings) -> list[tuple[str, str]]:
     """Return what the tables of the file hold, in words. Raises SettingsError."""
-    alerts = from_file.read(settings.file)
-    if not settings.file.tables:
-        return []
-    return [("alerts", f"{len(alerts.channels)} channels, {len(alerts.rules)} rules")]
+    alerts, issuer = from_file.read(settings.file), issuer_of(settings)
+    words = {"alerts": f"{len(alerts.channels)} channels, {len(alerts.rules)} rules"}
+    if issuer is not None:
+        words["oidc"] = f"{issuer.num_grants} grants; the issuer is asked at the first sign-in"
+    return [(name, text) for name, text in words.items() if name in settings.file.tables]
 
 
 def check(configuration: Configuration, tables: Sequence[tuple[str, str]] = ()) -> int:

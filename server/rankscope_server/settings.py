@@ -55,7 +55,7 @@ _SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
 # tables of the file, and one within each
-TABLES = {"alerts": "channel.NAME"}
+TABLES = {"alerts": "channel.NAME", "oidc": "access.NAME"}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 _SIZES = (1024, 1 << 40)  # bytes
@@ -150,6 +150,16 @@ class Settings:
     )
     proxy_user_roles: str = _setting(
         "read", "Roles of such users in all projects, separated by commas."
+    )
+    oidc_issuer: str = _setting(
+        "", "Issuer of OpenID Connect that browsers sign in with, as it names itself."
+    )
+    oidc_client_id: str = _setting("", "Name of this server at the issuer.")
+    oidc_client_secret: str = _setting(
+        "", "Secret of this server at the issuer; none for a public client.", is_secret=True
+    )
+    oidc_scopes: str = _setting(
+        "openid profile email", "Scopes that the issuer is asked for, separated by spaces."
     )
     max_batch_bytes: int = _setting(
         16 * MIB, "Largest request body that ingest takes, in bytes.", _SIZES
@@ -279,6 +289,11 @@ class Settings:
         """Return the roles of users whom a proxy names."""
         return tuple(word.strip() for word in self.proxy_user_roles.split(",") if word.strip())
 
+    @property
+    def has_other_doors(self) -> bool:
+        """Return whether people come in by a proxy or an issuer: then no one comes in freely."""
+        return bool(self.proxy_user_header or self.oidc_issuer)
+
     def address_of_database(self) -> str:
         """Return the SQLAlchemy address of the store."""
         return self.database_url or f"sqlite:///{self.directory() / 'rankscope.db'}"
@@ -402,7 +417,7 @@ def check(settings: Settings) -> None:
 
 def check_door(settings: Settings, has_tokens: bool) -> None:
     """Raise SettingsError where strangers could come in; `has_tokens`: the store holds some."""
-    is_shut = settings.token or settings.insecure_bind or settings.proxy_user_header or has_tokens
+    is_shut = settings.token or settings.insecure_bind or settings.has_other_doors or has_tokens
     if not (is_loopback(settings.host) or is_shut):
         raise SettingsError(
             f"{settings.host} can be reached from other machines and no token is set: "
@@ -462,10 +477,42 @@ def _check_access(settings: Settings) -> None:
         raise SettingsError(
             f"proxy_user_roles: {', '.join(sorted(wrong))} is none of {', '.join(ROLES)}"
         )
+    _check_oidc(settings)
     if settings.tls_key and not settings.tls_cert:
         raise SettingsError("tls_key is set and tls_cert is not: say --tls-cert too")
     if settings.tls_cert:
         _check_tls(settings)
+
+
+def _check_oidc(settings: Settings) -> None:
+    if not settings.oidc_issuer:
+        if "oidc" in settings.file.tables:
+            raise SettingsError("oidc_issuer is not set: say whose claims the tables [oidc] are of")
+        return
+    if not is_safe_url(settings.oidc_issuer):
+        raise SettingsError("oidc_issuer is no address of HTTPS: use one like https://id.example")
+    if not settings.oidc_client_id:
+        raise SettingsError("oidc_client_id is not set: register this server at the issuer")
+    if not settings.public_url:
+        raise SettingsError(
+            "public_url is not set: the issuer sends people back to it; say "
+            "https://rankscope.example, and name that host in allowed_hosts"
+        )
+    if "openid" not in settings.oidc_scopes.split():
+        raise SettingsError("oidc_scopes lacks openid: say for example openid profile email groups")
+
+
+def is_safe_url(url: str) -> bool:
+    """Return whether an address is one of HTTPS, or on this machine."""
+    try:
+        parts = urlsplit(url)
+        is_one = bool(parts.hostname) and not parts.username and parts.port != 0
+    except ValueError:
+        return False
+    if not is_one or not (url.isascii() and url.isprintable()) or " " in url:
+        return False
+    is_here = parts.scheme == "http" and is_loopback(parts.hostname or "")
+    return parts.scheme == "https" or is_here
 
 
 def _check_tls(settings: Settings) -> None:

@@ -46,12 +46,12 @@ class Site:
 
 
 @contextmanager
-def serving(folder: Path, **environ: str) -> Iterator[str]:
+def serving(folder: Path, *flags: str, **environ: str) -> Iterator[str]:
     """Run a server of its own; yield its address."""
     ready = folder / "ready.json"
     command = [
         sys.executable, "-m", "rankscope_server.cli", "--port", "0",
-        "--data-dir", str(folder), "--ready-file", str(ready),
+        "--data-dir", str(folder), "--ready-file", str(ready), *flags,
     ]  # fmt: skip
     log = (folder / "server.log").open("wb")
     environ = os.environ | {"RANKSCOPE_SERVER_DISK_RESERVE_BYTES": "0"} | environ

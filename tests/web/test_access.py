@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server.oidc_issuer import CLIENT, SECRET, issuing
 from tests.web.accessibility import violations
-from tests.web.conftest import Site, Watched
+from tests.web.conftest import Site, Watched, serving
 from tests.web.test_pages import WIDTHS
 
 pytestmark = pytest.mark.browser
@@ -96,3 +99,45 @@ def status(url: str, token: str) -> int:
     )
     with urllib.request.urlopen(request, timeout=30) as reply:
         return 200 if json.load(reply)["signed_in"] else 401
+
+
+def test_a_person_signs_in_with_the_issuer_and_out(
+    tmp_path: Path, open_page: Callable[..., Watched]
+) -> None:
+    file = tmp_path / "rankscope.toml"
+    file.write_text(
+        '[oidc.access.ops]\nclaim = "groups"\nvalue = "ops"\nroles = ["read"]\nproject = "*"\n'
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    environ = {
+        "CONFIG": str(file), "OIDC_CLIENT_ID": CLIENT, "OIDC_CLIENT_SECRET": SECRET,
+        "PUBLIC_URL": f"http://127.0.0.1:{port}",
+    }  # fmt: skip
+    with issuing() as issuer:
+        environ["OIDC_ISSUER"] = issuer.url
+        named = {f"RANKSCOPE_SERVER_{name}": value for name, value in environ.items()}
+        with serving(tmp_path, "--port", str(port), **named) as url:
+            watched = open_page()
+            watched.origin = url
+            page = watched.page
+            page.goto(f"{url}/access")
+            page.wait_for_url("**/sign-in?next=access")
+            button = page.get_by_role("link", name="Sign in with single sign-on")
+            button.wait_for()
+            assert violations(page) == []
+            button.click()  # who is in no group
+            page.wait_for_url("**/sign-in?refused=access")
+            page.get_by_role("alert").get_by_text("have no access here").wait_for()
+            assert violations(page) == []
+            issuer.person = {"sub": "u1", "name": "Ada", "groups": ["ops"]}
+            page.goto(f"{url}/sign-in?next=access")
+            button.click()
+            page.wait_for_url("**/access")
+            watched.settled()
+            assert watched.sentence() == "You are u1 (oidc)"
+            assert "May read in all projects" in page.locator("main").inner_text()
+            page.get_by_role("button", name="Sign out").click()
+            page.wait_for_url("**/sign-in")
+            page.goto(f"{url}/runs")
+            page.wait_for_url("**/sign-in?next=runs")

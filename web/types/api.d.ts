@@ -1349,6 +1349,7 @@ export interface Session {
   roles: ('admin' | 'ingest' | 'operate' | 'read')[];
   project: string | null;
   expires_ms: number | null;
+  has_issuer: boolean;
 }
 
 /** One setting in force. */

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import sqlalchemy as sa
 
 from rankscope_server.access import tokens
-from rankscope_server.access.roles import OPERATOR, Principal
+from rankscope_server.access.roles import OPERATOR, Principal, included
 from rankscope_server.store import tables
 
 RECHECK_S = 2.0
@@ -63,8 +63,10 @@ class Door:
         clock: Callable[[], float] = time.monotonic,
         *,
         is_shut: bool = False,
+        mark: str = "",
     ) -> None:
-        self._token, self._reader, self._clock = token, reader, clock
+        """`mark`: of the rules by which an issuer's people come in; empty: none do."""
+        self._token, self._reader, self._clock, self._mark = token, reader, clock, mark
         self._lock = threading.Lock()
         self._hashing = threading.Semaphore(_HASHING)
         self._verified = _Recent[_Verified]()
@@ -165,12 +167,22 @@ class Door:
             session = connection.execute(sa.select(table).where(wanted)).first()
             if session is None or session.expires_ns <= now_ns:
                 return "this session has ended"
+            if session.holder:
+                return self._person(session)
             if not session.token_id:
                 proof = tokens.session_proof(credential.text, self._token)
                 is_same = self._token and secrets.compare_digest(proof, session.proof)
                 return OPERATOR if is_same else "the token of this session has changed"
             row = _row(connection, session.token_id)
         return "this session has ended" if row is None else tokens.principal(row, now_ns)
+
+    def _person(self, session: sa.Row[Any]) -> Principal | str:
+        if not (self._mark and secrets.compare_digest(session.proof, self._mark)):
+            return "the rules of access have changed since this session began"
+        return Principal(
+            name=session.holder, roles=included(tokens.roles_of(session)), project=session.project,
+            expires_ns=session.expires_ns,
+        )  # fmt: skip
 
 
 class _Recent(Generic[_T]):

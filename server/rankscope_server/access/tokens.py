@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,6 +215,30 @@ def start_session(
     connection: sa.Connection, token_id: str, proof_of: str, now_ns: int, expires_ns: int
 ) -> str:
     """Store a session; return the cookie. `proof_of`: RANKSCOPE_TOKEN, where it signs in."""
+
+    def proof(cookie: str) -> str:
+        return session_proof(cookie, proof_of) if proof_of else ""
+
+    return _start_session(connection, now_ns, expires_ns, proof, token_id=token_id)
+
+
+def start_session_of_person(
+    connection: sa.Connection, person: Principal, mark: str, now_ns: int, expires_ns: int
+) -> str:
+    """Store a session of a person whom an issuer named; return the cookie.
+
+    `mark` stands for the rules that let the person in.
+    """
+    return _start_session(
+        connection, now_ns, expires_ns, lambda _: mark, token_id="", holder=person.name,
+        roles=",".join(role for role in ROLES if role in person.roles), project=person.project,
+    )  # fmt: skip
+
+
+def _start_session(
+    connection: sa.Connection, now_ns: int, expires_ns: int, proof: Callable[[str], str],
+    **of_whom: str,
+) -> str:  # fmt: skip
     table = tables.session
     connection.execute(sa.delete(table).where(table.c.expires_ns <= now_ns))
     old = sa.select(table.c.id).order_by(table.c.created_ns.desc()).offset(MAX_SESSIONS - 1)
@@ -221,8 +246,8 @@ def start_session(
     cookie = secrets.token_urlsafe(32)
     connection.execute(
         sa.insert(table).values(
-            id=session_id(cookie), token_id=token_id, created_ns=now_ns, expires_ns=expires_ns,
-            proof=session_proof(cookie, proof_of) if proof_of else "",
+            id=session_id(cookie), created_ns=now_ns, expires_ns=expires_ns,
+            proof=proof(cookie), **of_whom,
         )
     )  # fmt: skip
     return cookie

@@ -10,6 +10,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 import rankscope
 from rankscope_server.api import failures, ingest, openapi, stream, web
+from rankscope_server.api.access import oidc
 from rankscope_server.api.access import routes as access
 from rankscope_server.api.access.rules import authorize
 from rankscope_server.api.advice import routes as advice
@@ -54,6 +55,7 @@ ROUTERS = (
     advice.router,
     stream.router,
     access.router,
+    oidc.router,
     web.router,  # last: it answers every other path
 )
 

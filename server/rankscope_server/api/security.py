@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankscope_server.access import tokens
 from rankscope_server.access.door import Credential
+from rankscope_server.access.oidc import CALLBACK
 from rankscope_server.access.roles import ANYONE, ROLES, Principal, Role, included
 from rankscope_server.api import deeds
 from rankscope_server.api.proxies import PROXY_USER
@@ -24,7 +25,7 @@ COOKIE = "rankscope_session"
 OWN_TOKEN = "pf-"  # begins the token of one preflight
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 # Without a token: that it lives, how to sign in, and the dashboard's own files, which hold no data.
-_SESSION = "/api/v1/session"
+_SESSION = ("/api/v1/session", "/api/v1/session/oidc", CALLBACK)
 _OPEN_PATHS = ("/api/v1/health", "/api/v1/ready")
 _PRINCIPAL = "rankscope.principal"
 _BY_PREFLIGHT: frozenset[Role] = frozenset()
@@ -115,7 +116,7 @@ async def _principal(request: Request) -> Principal | None:
         roles = tuple(role for role in ROLES if role in service.settings.proxy_roles())
         return Principal(name=f"{user} (proxy)", roles=included(roles))
     if credential is None:
-        if path == _SESSION:
+        if path in _SESSION:
             return None
         raise Problem(
             401, "this server wants a token", "Authorization",
@@ -124,7 +125,7 @@ async def _principal(request: Request) -> Principal | None:
     found = await _holder(request, service, credential)
     if isinstance(found, Principal):
         return found
-    if path == _SESSION:  # who signs in may carry a cookie that has ended
+    if path in _SESSION:  # who signs in may carry a cookie that has ended
         return None
     raise Problem(401, found, "Authorization", "use another token, or sign in again")
 

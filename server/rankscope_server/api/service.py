@@ -13,6 +13,7 @@ from anyio import CapacityLimiter
 from fastapi import Request
 
 from rankscope_server.access.door import Door
+from rankscope_server.access.oidc import Issuer, issuer_of
 from rankscope_server.access.quotas import Quota
 from rankscope_server.access.tries import Tries
 from rankscope_server.alerts.service import Alerts
@@ -20,6 +21,7 @@ from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.intake import Intake
+from rankscope_server.limits import Buckets
 from rankscope_server.preflight.dialling import Dialler
 from rankscope_server.preflight.hub import Hub
 from rankscope_server.preflight.targets import Policy
@@ -50,8 +52,10 @@ class Service:
     alerts: Alerts
     door: Door
     tries: Tries
+    issuer: Issuer | None  # to sign in with
     # One batch at a time: more threads would only take the interpreter from each other.
     validating: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
+    begun: Buckets = field(default_factory=Buckets)  # sign-ins with the issuer, by address
     event_quota: Quota = field(default_factory=lambda: Quota("events"))
 
     @contextmanager
@@ -71,7 +75,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
 
     Raises StoreInUseError, StoreVersionError, SQLAlchemyError, OSError.
     """
-    url = settings.address_of_database()
+    url, issuer = settings.address_of_database(), issuer_of(settings)
     disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
     with ExitStack() as stack:
         disk.open()
@@ -101,7 +105,11 @@ def open_service(settings: Settings) -> Iterator[Service]:
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
             disk, retention, alerts,
-            Door(settings.token, reader, is_shut=bool(settings.proxy_user_header)), Tries(),
+            Door(
+                settings.token, reader, is_shut=settings.has_other_doors,
+                mark=issuer.mark if issuer is not None else "",
+            ),
+            Tries(), issuer,
         )  # fmt: skip
 
 

@@ -662,7 +662,24 @@ session = sa.Table(
     _text("proof"),  # of RANKSCOPE_TOKEN, so that another one ends the session
     _number("created_ns"),
     _number("expires_ns"),
+    # of a person whom an issuer named; empty: of a token. `proof` marks the rules then.
+    _text("holder"),
+    _text("roles"),  # separated by commas
+    _project(),
     sa.Index("ix_session_expires_ns", "expires_ns"),
+)
+
+# sign-ins that were begun at an issuer
+oidc_login = sa.Table(
+    "oidc_login",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),  # SHA-256 of its state
+    _text("browser"),  # SHA-256 of the cookie that goes with it
+    _text("nonce"),
+    _text("verifier"),
+    _text("path"),  # where to go afterwards
+    _number("expires_ns"),
+    sa.Index("ix_oidc_login_expires_ns", "expires_ns"),
 )
 
 audit = sa.Table(

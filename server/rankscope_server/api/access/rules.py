@@ -59,6 +59,8 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/session": OPEN,
     "POST /api/v1/session": OPEN,
     "DELETE /api/v1/session": OPEN,
+    "GET /api/v1/session/oidc": OPEN,
+    "GET /api/v1/session/oidc/callback": OPEN,
     "GET /static/{version}/{path:path}": OPEN,
     "GET /{path:path}": OPEN,
     "GET /api/v1/openapi.json": NETWORK,  # no route of FastAPI's: the Guard alone is before it

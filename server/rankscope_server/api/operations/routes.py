@@ -78,7 +78,9 @@ def settings(request: Request) -> Response:
 @router.get("/session", **documented(Session))
 def session(request: Request) -> Response:
     """Say whether a token is wanted, and who this request is from."""
-    return _fresh(send(request, _session(principal_of(request))))
+    found = _session(principal_of(request))
+    has_issuer = service_of(request).issuer is not None
+    return _fresh(send(request, msgspec.structs.replace(found, has_issuer=has_issuer)))
 
 
 @router.post("/session", openapi_extra=takes(SignIn), **documented(Session))

@@ -66,3 +66,4 @@ class Session(Schema, frozen=True):
     roles: list[Role] = msgspec.field(default_factory=list)  # with those that they include
     project: str | None = None  # * for all
     expires_ms: float | None = None  # of a token that ends
+    has_issuer: bool = False  # to sign in with: `GET /session/oidc`
