@@ -1,7 +1,8 @@
 """Hints for the event stream: what changed, at most twice a second for each topic.
 
 Publishers are threads (the analysis, ingest); subscribers live in the event loop. A hint carries
-no data: who missed some asks for everything anew.
+no data: who missed some asks for everything anew. What this process publishes is relayed to others
+on the same store, and what they relay is handed out here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -30,13 +32,23 @@ class Change:
     time_ms: float
 
 
+class _Pending(dict[str, tuple[set[str], int | None]]):
+    """Changes that wait, merged by topic: what changed, and the newest step that is known."""
+
+    def add(self, topic: str, changed: set[str] | frozenset[str], step: int | None) -> None:
+        before, step_before = self.get(topic, (set(), None))
+        self[topic] = (before | changed, step if step is not None else step_before)
+
+
 class Broker:
     """Merges changes per topic and hands them to subscribers."""
 
     def __init__(self) -> None:
         self.epoch = secrets.token_hex(4)  # ids of another server life mean nothing here
         self._lock = threading.Lock()
-        self._pending: dict[str, tuple[set[str], int | None]] = {}
+        self._pending = _Pending()
+        self._to_relay = _Pending()
+        self.relay: Callable[[str, tuple[str, ...], int | None], None] | None = None
         self._sent: dict[str, float] = {}
         self._events: deque[Change] = deque(maxlen=KEPT_EVENTS)
         self._number = 0
@@ -57,8 +69,20 @@ class Broker:
         if not changed:
             return
         with self._lock:
-            before, step_before = self._pending.get(topic, (set(), None))
-            self._pending[topic] = (before | changed, step if step is not None else step_before)
+            self._pending.add(topic, changed, step)
+            if self.relay is not None:
+                self._to_relay.add(topic, changed, step)
+
+    def relayed(self, topic: str, changed: tuple[str, ...], step: int | None) -> None:
+        """Hand out what another process published; from any thread."""
+        with self._lock:
+            self._pending.add(topic, set(changed), step)
+
+    def missed(self) -> None:
+        """Take note that hints of others may be lost: who listens asks for everything anew."""
+        self.epoch = secrets.token_hex(4)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._awake)
 
     def close(self) -> None:
         """End every stream; from any thread, also from a signal handler."""
@@ -115,11 +139,16 @@ class Broker:
 
     def _flush(self, now: float) -> None:
         with self._lock:
-            due = {
-                topic: self._pending.pop(topic)
-                for topic in list(self._pending)
+            topics = [
+                topic
+                for topic in self._pending
                 if now - self._sent.get(topic, 0.0) >= MIN_PAUSE_SECONDS
-            }
+            ]
+            due = {topic: self._pending.pop(topic) for topic in topics}
+            ours = {topic: self._to_relay.pop(topic) for topic in topics if topic in self._to_relay}
+        for topic, (changed, step) in ours.items():
+            if self.relay is not None:
+                self.relay(topic, tuple(sorted(changed)), step)
         for topic, (changed, step) in due.items():
             self._sent[topic] = now
             self._number += 1

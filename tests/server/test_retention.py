@@ -382,7 +382,7 @@ def test_a_batch_that_is_being_stored_ends_before_its_run_is_deleted(client: Tes
     service = service_of(client)
     other = sa.create_engine(service.reader.url)
     with other.begin() as connection:
-        assert deletion.deletion_of(connection, "gone") is None
+        assert deletion.find_deletion(connection, "gone") is None
         asked = threading.Thread(target=client.delete, args=("/api/v1/runs/gone?confirm=gone",))
         asked.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -396,7 +396,7 @@ def test_a_batch_that_is_being_stored_ends_before_its_run_is_deleted(client: Tes
     wait_until_deleted(client, "gone")
     assert sum(counts(client, "gone").values()) == 0
     with other.begin() as connection:
-        assert deletion.deletion_of(connection, "gone") is not None
+        assert deletion.find_deletion(connection, "gone") is not None
     other.dispose()
 
 

@@ -19,10 +19,12 @@ from rankscope_server.alerts.channels import secrets_of_url
 from rankscope_server.alerts.send.outbound import DeliveryError, Outbound, post, redacted
 from rankscope_server.alerts.store import probe
 from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.leases import Held
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
 _WRITE_SECONDS = 10.0
+_ELSEWHERE_SECONDS = 2.0  # between two looks whether this process is to ask
 
 
 class DeadManSwitch:
@@ -30,14 +32,16 @@ class DeadManSwitch:
 
     def __init__(
         self, url: str, pause_seconds: float, writer: Writer, outbound: Outbound,
-        behind: Mapping[str, Callable[[], float]],
+        behind: Mapping[str, Callable[[], float]], lease: Callable[[], Held | None],
     ) -> None:  # fmt: skip
+        self._lease = lease
         self._url, self._pause_seconds = url, pause_seconds
         self._writer, self._outbound = writer, outbound
         self._behind = behind  # seconds by which something lags, by its name
         self._secrets = sorted(filter(None, secrets_of_url(url)), key=len, reverse=True)
         self.asked_ms: float | None = None  # when it was asked last, and took it
         self.problem = ""  # why it is not asked, or did not take it
+        self.is_elsewhere = False  # another process asks
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-deadman", daemon=True)
 
@@ -58,7 +62,11 @@ class DeadManSwitch:
             self._thread.join(timeout_seconds)
 
     def ask_now(self) -> None:
-        """Ask once if all is well; note what is not."""
+        """Ask once if all is well, unless another process does; note what is not."""
+        self.is_elsewhere = self._lease() is None
+        if self.is_elsewhere:
+            self.problem = ""
+            return
         problem = self._illness()
         if not problem:
             try:
@@ -91,5 +99,9 @@ class DeadManSwitch:
             except Exception as error:
                 self.problem = f"{type(error).__name__}: {error}"
                 log.error("the dead-man switch is not asked", exc_info=error)
-            if self._stop.wait(self._pause_seconds):
+            # Who takes it over must not wait a whole pause: the request would be late.
+            pause_s = self._pause_seconds
+            if self.is_elsewhere:
+                pause_s = min(pause_s, _ELSEWHERE_SECONDS)
+            if self._stop.wait(pause_s):
                 return

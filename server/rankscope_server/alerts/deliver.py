@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -26,6 +26,8 @@ from rankscope_server.alerts.send import send
 from rankscope_server.alerts.send.outbound import DeliveryError, Outbound
 from rankscope_server.alerts.store import StoredChannel
 from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.leases import Held
+from rankscope_server.store.locks import ALERTS
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
 
@@ -33,8 +35,10 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0
 GIVE_UP_SECONDS = 86_400.0
 IDLE_SECONDS = 30.0  # between two looks at what waits, where nothing wakes it
+ELSEWHERE_SECONDS = 2.0  # between two looks whether this process is to send
 _AT_A_TIME = 8  # channels
 _QUIET = "quiet hours until"
+_Done = TypeVar("_Done")
 _TURN = 20  # messages of a channel, until what waits is read anew
 
 
@@ -61,9 +65,11 @@ class Deliverer:
 
     def __init__(
         self, writer: Writer, reader: sa.Engine, outbound: Outbound,
+        lease: Callable[[], Held | None],
         clock: Callable[[], int] = time.time_ns,
     ) -> None:  # fmt: skip
         self._writer, self._reader, self._outbound, self._clock = writer, reader, outbound, clock
+        self._lease = lease
         self._awake = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -103,6 +109,8 @@ class Deliverer:
     def _hand_out(self) -> float:
         """Give each idle channel its due messages; return in how many seconds to look again."""
         self._mark_sent()
+        if self._lease() is None:
+            return ELSEWHERE_SECONDS
         now_ns = self._clock()
         with self._reader.connect() as connection:
             rows = store.waiting(connection)
@@ -176,6 +184,8 @@ class Deliverer:
             return True
         if waiting.alert_id and self._is_over(one, waiting):
             return True
+        if not self._is_to_send(waiting):
+            return True
         try:
             send(one.target, waiting.message, self._outbound)
         except DeliveryError as error:
@@ -185,13 +195,19 @@ class Deliverer:
         self._end(waiting, "sent", "")
         return True
 
+    def _is_to_send(self, waiting: Waiting) -> bool:
+        """Return whether no process has sent it since it was read; this one may have slept."""
+        lease = self._lease()
+        if lease is None:
+            return False
+        with self._reader.connect() as connection:
+            return lease.is_held(connection) and store.is_pending(connection, waiting.id)
+
     def _is_over(self, one: StoredChannel, waiting: Waiting) -> bool:
         """Skip what the quiet hours held back and what is over now; return whether it was."""
         if not waiting.was_held or waiting.message.event != "opened" or waiting.attempts:
             return False
-        return self._writer.run(
-            lambda unit: store.skip_what_is_over(unit, waiting.alert_id, one.id)
-        )
+        return self._run(lambda unit: store.skip_what_is_over(unit, waiting.alert_id, one.id))
 
     def _failed(self, one: StoredChannel, waiting: Waiting, error: DeliveryError) -> bool:
         attempts, now_ns = waiting.attempts + 1, self._clock()
@@ -230,10 +246,10 @@ class Deliverer:
                 store.end_delivery(unit, delivery_id, state, note, attempts)
 
         with contextlib.suppress(StoreUnavailableError):
-            self._writer.run(work)
+            self._run(work)
             with self._lock:
                 for delivery_id in ended:
                     self._unmarked.pop(delivery_id, None)
 
-    def _run(self, work: Callable[[Unit], None]) -> None:
-        self._writer.run(work)
+    def _run(self, work: Callable[[Unit], _Done]) -> _Done:
+        return self._writer.run(work, lock=ALERTS)

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+import msgspec
 import sqlalchemy as sa
 
 from rankscope_server.alerts import from_file, store
@@ -19,12 +20,25 @@ from rankscope_server.alerts.send.outbound import DeliveryError, Outbound
 from rankscope_server.alerts.store import StoredChannel
 from rankscope_server.alerts.watch import Watcher
 from rankscope_server.settings import Settings, is_loopback
-from rankscope_server.store import tables
+from rankscope_server.store import locks, tables
 from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.leases import ALERTS, Held, Leases, said_of
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How the work goes, as the process says that does it."""
+
+    asked_ms: float | None = None  # when the dead-man switch was asked last
+    deadman_problem: str = ""  # why it is not asked, or did not take it
+    problem: str = ""  # of the last look at the rules
+
+
+def _to_nobody() -> None:
+    pass
 
 
 class Alerts:
@@ -32,8 +46,12 @@ class Alerts:
 
     def __init__(
         self, settings: Settings, writer: Writer, reader: sa.Engine,
-        behind_seconds: Callable[[], float],
+        behind_seconds: Callable[[], float], queue_ratio: Callable[[], float], leases: Leases,
     ) -> None:  # fmt: skip
+        def lease() -> Held | None:
+            return leases.hold(ALERTS)
+
+        self._lease, self.pass_on = lease, _to_nobody
         url = sa.make_url(settings.address_of_database())
         is_embedded = url.get_backend_name() == "sqlite"
         self._writer, self._reader = writer, reader
@@ -43,18 +61,21 @@ class Alerts:
         )
         reading = Reader(
             horizon_seconds=settings.forget_after_seconds, pause_seconds=settings.look_seconds,
-            behind_seconds=behind_seconds, queue_ratio=lambda: writer.queue_ratio,
+            behind_seconds=behind_seconds, queue_ratio=queue_ratio,
             store_path=str(url.database or "") if is_embedded else "",
             hearing_since_ns=time.time_ns(),
         )  # fmt: skip
-        self.deliverer = Deliverer(writer, reader, self.outbound)
-        self.watcher = Watcher(reading, writer, reader, settings.look_seconds, self.deliverer.wake)
+        self.deliverer = Deliverer(writer, reader, self.outbound, lease)
+        self.watcher = Watcher(
+            reading, writer, reader, settings.look_seconds, self.deliverer.wake, lease
+        )
         self.deadman = DeadManSwitch(
             settings.deadman_url,
             settings.deadman_seconds,
             writer,
             self.outbound,
             {"the analysis": behind_seconds, "alerting": lambda: self.watcher.behind_seconds},
+            lease,
         )
 
     def start(self) -> None:
@@ -68,7 +89,9 @@ class Alerts:
         """Store the channels and rules of the file. A server with a full disk starts without."""
         given = self._of_file
         try:
-            self._writer.run(lambda unit: store.put_file(unit, given.channels, given.rules))
+            self._writer.run(
+                lambda unit: store.put_file(unit, given.channels, given.rules), lock=locks.ALERTS
+            )
         except StoreUnavailableError as error:
             log.warning("the alerts of the file are as they were: %s; %s, then start the server "
                         "again", error, error.remedy)  # fmt: skip
@@ -78,6 +101,21 @@ class Alerts:
         self.deadman.close()
         self.watcher.close()
         self.deliverer.close()
+
+    def wake(self) -> None:
+        """Say that a message waits, to whichever process sends it."""
+        self.deliverer.wake()
+        self.pass_on()
+
+    @property
+    def progress(self) -> Progress:
+        """Return how the work of this process goes."""
+        return Progress(self.deadman.asked_ms, self.deadman.problem, self.watcher.failure)
+
+    def progress_of_owner(self, connection: sa.Connection) -> Progress:
+        """Return how the work goes, also where another process does it."""
+        said = said_of(connection, ALERTS) if self._lease() is None else None
+        return self.progress if said is None else msgspec.convert(said, Progress)
 
     def num_messages(self, state: str) -> int:
         """Return how many stored messages are in a state."""
@@ -107,4 +145,4 @@ class Alerts:
             store.end_delivery(unit, delivery_id, state, note, 1)
             return delivery_id
 
-        return self._writer.run(work)
+        return self._writer.run(work, lock=locks.ALERTS)

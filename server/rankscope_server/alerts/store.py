@@ -379,6 +379,12 @@ def waiting(connection: sa.Connection) -> Sequence[sa.Row[Any]]:
     return connection.execute(query).all()
 
 
+def is_pending(connection: sa.Connection, delivery_id: int) -> bool:
+    """Return whether a delivery is still to be sent."""
+    table = tables.alert_delivery.c
+    return connection.scalar(sa.select(table.state).where(table.id == delivery_id)) == "pending"
+
+
 def end_delivery(unit: Unit, delivery_id: int, state: str, note: str, attempts: int) -> None:
     """Store how a delivery ended."""
     _set(unit, [delivery_id], state=state, note=note, attempts=attempts, ended_ns=unit.now_ns)

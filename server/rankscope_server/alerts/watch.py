@@ -20,6 +20,8 @@ from rankscope_server.alerts.seen import Seen
 from rankscope_server.alerts.store import StoredRule, key_of
 from rankscope_server.store import tables
 from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.leases import Held, LeaseLostError
+from rankscope_server.store.locks import ALERTS
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
 
@@ -34,8 +36,10 @@ class Watcher:
 
     def __init__(
         self, reading: Reader, writer: Writer, reader: sa.Engine, pause_seconds: float,
-        on_change: Callable[[], None], clock: Callable[[], int] = time.time_ns,
+        on_change: Callable[[], None], lease: Callable[[], Held | None],
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:  # fmt: skip
+        self._lease = lease
         self._reading, self._writer, self._reader = reading, writer, reader
         self._pause_seconds, self._on_change, self._clock = pause_seconds, on_change, clock
         self._clear_since: dict[str, int] = {}
@@ -61,7 +65,12 @@ class Watcher:
         return max(0.0, time.monotonic() - self._looked - self._pause_seconds)
 
     def look_now(self) -> None:
-        """Look once; for tests and for the thread."""
+        """Look once, unless another process does; for tests and for the thread."""
+        lease = self._lease()
+        if lease is None:
+            self._clear_since = {}
+            self._looked = time.monotonic()
+            return
         now_ns = self._clock()
         with self._reader.connect() as connection:
             rules = store.rules(connection)
@@ -74,7 +83,7 @@ class Watcher:
         outcomes, owners = outcomes_of(rules, seen, known, deleted)
         decided = self._decide(outcomes, owners, known, now_ns)
         if decided or time.monotonic() - self._forgot > _FORGET_EVERY:
-            self._store(decided)
+            self._store(decided, lease)
         self._looked = time.monotonic()
 
     def _decide(
@@ -95,15 +104,16 @@ class Watcher:
         self._clear_since = since
         return decided
 
-    def _store(self, decided: Decided) -> None:
+    def _store(self, decided: Decided, lease: Held) -> None:
         def work(unit: Unit) -> None:
+            lease.check(unit.connection)
             for rule, key, change, alert in decided:
                 store.store_change(unit, rule, key, change, alert)
             store.forget_old(unit)
 
         began = time.monotonic()
         self._store_seconds = math.inf  # where it refuses
-        self._writer.run(work)
+        self._writer.run(work, lock=ALERTS)
         self._store_seconds, self._forgot = time.monotonic() - began, began
         if decided:
             self._on_change()
@@ -115,6 +125,9 @@ class Watcher:
                 self.failure = ""
             except StoreUnavailableError as error:
                 self._failed(f"alerts wait: {error}", None)
+            except LeaseLostError as error:
+                log.warning("%s; it decides on alerts now", error)
+                self._store_seconds = 0.0
             except Exception as error:  # noqa: BLE001 - alerts must not end with one bad look
                 self._failed(f"{type(error).__name__}: {error}", error)
 

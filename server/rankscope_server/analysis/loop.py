@@ -2,7 +2,8 @@
 
 One thread owns all run states, so they need no lock. A run enters memory with its first batch
 and is then rebuilt from the store: a restarted server knows what it knew before. A look that
-fails costs its run an answer, never the server.
+fails costs its run an answer, never the server. Of several processes on one store the one that
+holds the lease of a run looks at it; what the others store of it is read from there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rankscope.wire.chunk import decode_chunk
 from rankscope.wire.schema import AnyRecord, Chunk
 from rankscope_server.analysis.asking import ask_in_hangs, ask_of_the_slow, ask_to_thin
 from rankscope_server.analysis.baselines import earlier_runs
+from rankscope_server.analysis.following import newest_block, read_others
 from rankscope_server.analysis.notable_lines import notable_lines, usual_lines
 from rankscope_server.analysis.state import RunState
 from rankscope_server.analysis.stored_findings import Outcome, store_failure, store_look
@@ -32,6 +34,8 @@ from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.deletion import find_deletion
 from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.leases import Held, LeaseLostError, Leases
+from rankscope_server.store.locks import of_run
 from rankscope_server.store.restart import newest_batch, replay
 from rankscope_server.store.writer import Writer
 
@@ -44,6 +48,11 @@ FAILURE_LOG_SECONDS = 60.0
 _MAX_PAUSE_SECONDS = 2.0
 BEHIND_SECONDS = 3.0  # a delay of less is no news: looks are a second apart
 _BYTES_PER_RECORD = 1_000  # about what a decoded one takes
+# A run that another process looks at, and of which nothing is heard for so long, may be over. That
+# process keeps it a while longer: it must not come here when it is given back.
+_ELSEWHERE_SECONDS = 15.0
+_OVER_SECONDS = 60.0
+_ANY_BATCH = 1 << 62
 
 
 @dataclass(slots=True)
@@ -65,7 +74,10 @@ class LiveRun:
     waiting: deque[Fed] = field(default_factory=deque)
     waiting_events: int = 0
     waiting_bytes: int = 0
-    last_batch: int = 0
+    last_batch: int = 0  # all up to this one are in the state
+    last_block: int = 0  # of log lines, the same
+    lease: Held | None = None
+    is_elsewhere: bool = False  # another process looks at it
     last_news: float = field(default_factory=time.monotonic)
     looked: float = 0.0  # when the newest look that was stored began
     news_since: float | None = None  # first batch that came after that look began
@@ -73,6 +85,21 @@ class LiveRun:
     outcome: Outcome = field(default_factory=Outcome)
     failure: str = ""
     failure_logged: float = 0.0
+
+    def check(self, connection: sa.Connection) -> None:
+        """Raise LeaseLostError where another process looks at it now."""
+        if self.lease is None:
+            raise LeaseLostError("the lease of this run was given up")
+        self.lease.check(connection)
+
+    def set_aside(self, lease: Held | None) -> None:
+        """Forget what was known under another lease, or none: the store knows more by now."""
+        self.state, self.outcome, self.failure = None, Outcome(), ""
+        self.waiting.clear()
+        self.waiting_events = self.waiting_bytes = 0
+        self.lease, self.is_elsewhere = lease, lease is None
+        if lease is None:
+            self.news_since = self.seeing_since = None
 
 
 class AnalysisLoop:
@@ -84,11 +111,12 @@ class AnalysisLoop:
         writer: Writer,
         reader: sa.Engine,
         broker: Broker,
+        leases: Leases,
         clock: Callable[[], int] = time.time_ns,
         intake: Intake | None = None,
     ) -> None:
         self._settings, self._writer, self._reader = settings, writer, reader
-        self._broker, self._clock = broker, clock
+        self._broker, self._leases, self._clock = broker, leases, clock
         self._intake = intake or Intake()
         self._lock = threading.Lock()
         self._runs: dict[str, LiveRun] = {}
@@ -109,8 +137,8 @@ class AnalysisLoop:
 
     @property
     def num_runs(self) -> int:
-        """Return how many runs are in memory."""
-        return len(self._runs)
+        """Return how many runs this process looks at."""
+        return sum(not run.is_elsewhere for run in list(self._runs.values()))
 
     @property
     def is_alive(self) -> bool:
@@ -120,7 +148,8 @@ class AnalysisLoop:
     @property
     def num_behind(self) -> int:
         """Return how many of them have stored batches that no look has seen yet."""
-        return sum(run.last_news >= run.looked for run in list(self._runs.values()))
+        runs = [run for run in list(self._runs.values()) if not run.is_elsewhere]
+        return sum(run.last_news >= run.looked for run in runs)
 
     @property
     def lag_seconds(self) -> float:
@@ -135,7 +164,12 @@ class AnalysisLoop:
 
     @property
     def behind_seconds(self) -> float:
-        """Return for how long stored batches wait for a look, or the loop itself for its turn."""
+        """Return for how long stored batches wait for a look, whichever process is to look."""
+        return max(self.own_behind_seconds, self._leases.others.behind_seconds)
+
+    @property
+    def own_behind_seconds(self) -> float:
+        """Return for how long batches wait for this process, or its loop for its turn."""
         stuck = time.monotonic() - self._looked - self._settings.look_seconds
         return max(self.lag_seconds, stuck, 0.0)
 
@@ -143,9 +177,13 @@ class AnalysisLoop:
         self, run_id: str, batch_id: int, records: list[AnyRecord], chunks: list[ValidatedChunk]
     ) -> None:
         """Hand over a batch that is durable."""
+        if run_id not in self._runs:
+            self._leases.hold(_lease_of(run_id), run_id)  # the sooner it is asked for
         with self._lock:
             run = self._runs.setdefault(run_id, LiveRun())
             run.last_news = time.monotonic()
+            if run.is_elsewhere:
+                return
             run.news_since = run.news_since or run.last_news
             if run.state is None and not run.waiting:
                 # The store holds this batch already; the rebuild will read it from there.
@@ -162,17 +200,29 @@ class AnalysisLoop:
                 run.waiting.clear()
                 run.waiting_events = run.waiting_bytes = 0
 
+    def heard(self, run_id: str) -> None:
+        """Take note that another process stored something of a run; the next look reads it."""
+        with self._lock:
+            run = self._runs.get(run_id)
+            if run is not None and not run.is_elsewhere:
+                run.last_news = time.monotonic()
+                run.news_since = run.news_since or run.last_news
+
     def forget(self, run_id: str) -> None:
         """Let a run that was deleted leave memory."""
         with self._lock:
             self._runs.pop(run_id, None)
+        self._leases.release(_lease_of(run_id))
 
     def look_now(self) -> None:
         """Look once at every live run; for tests and for the thread."""
+        if self._leases.is_shared:
+            self._learn_of_runs()
         for run_id in list(self._runs):
             if self._stop.is_set():
                 return
-            if (run := self._runs.get(run_id)) is not None:  # else it was deleted meanwhile
+            run = self._runs.get(run_id)
+            if run is not None and self._is_ours(run_id, run):  # None: it was deleted meanwhile
                 self._look(run_id, run)
         self._forget_silent_runs()
         self._looked = time.monotonic()
@@ -187,6 +237,9 @@ class AnalysisLoop:
             pause = max(pause, self._settings.look_seconds)
 
     def _take_up_live_runs(self) -> None:
+        self._runs = {run_id: LiveRun() for run_id in self._live_runs()}
+
+    def _live_runs(self) -> set[str]:
         horizon = self._clock() - int(self._settings.forget_after_seconds * 1e9)
         table = tables.run.c
         with self._reader.connect() as connection:
@@ -195,16 +248,50 @@ class AnalysisLoop:
                     table.status.not_in(("ended", "failed")), table.received_ns >= horizon
                 )
             )
-            self._runs = {run_id: LiveRun() for run_id in live}
+            return set(live)
+
+    def _learn_of_runs(self) -> None:
+        """Learn of runs whose batches other processes take: they may need a new owner."""
+        try:
+            live = self._live_runs()
+        except sa.exc.SQLAlchemyError as error:
+            log.info("live runs are not known now: %s", error)
+            return
+        long_ago = time.monotonic() - _ELSEWHERE_SECONDS
+        with self._lock:
+            for run_id in live:
+                self._runs.setdefault(run_id, LiveRun())
+            known = list(self._runs)
+            over = [
+                run_id
+                for run_id, run in self._runs.items()
+                if run.is_elsewhere and run_id not in live and run.last_news < long_ago
+            ]
+        for run_id in over:
+            self.forget(run_id)
+        for run_id in known:
+            self._leases.hold(_lease_of(run_id), run_id)
+        self._leases.take()
+
+    def _is_ours(self, run_id: str, run: LiveRun) -> bool:
+        """Return whether this process looks at a run."""
+        lease = self._leases.hold(_lease_of(run_id), run_id)
+        if lease is None or lease != run.lease:
+            with self._lock:
+                run.set_aside(lease)
+        return lease is not None
 
     def _forget_silent_runs(self) -> None:
         now = time.monotonic()
+        silent = []
         with self._lock:
             for run_id, run in list(self._runs.items()):
                 age = now - run.last_news
-                over = run.outcome.status in {"ended", "failed"} and age > 60
+                over = run.outcome.status in {"ended", "failed"} and age > _OVER_SECONDS
                 if over or age > self._settings.forget_after_seconds:
-                    del self._runs[run_id]
+                    silent.append(run_id)
+        for run_id in silent:
+            self.forget(run_id)
 
     def _look(self, run_id: str, run: LiveRun) -> None:
         began = time.monotonic()
@@ -224,9 +311,10 @@ class AnalysisLoop:
             look = state.look(self._clock() - int(behind * 1e9), behind)
             outcome, level = run.outcome, state.thinning_to_ask()
 
-            def work(unit: Any) -> Outcome:
+            def work(unit: Any) -> Outcome | None:
+                run.check(unit.connection)
                 if find_deletion(unit.connection, run_id) is not None:
-                    return dataclasses.replace(outcome, changed=frozenset())
+                    return None
                 stored = store_look(unit, run_id, look, outcome)
                 is_asked = level is not None and ask_to_thin(unit, run_id, level)
                 is_asked |= ask_of_the_slow(unit, run_id, stored.known or {})
@@ -234,10 +322,17 @@ class AnalysisLoop:
                     return dataclasses.replace(stored, changed=stored.changed | {"commands"})
                 return stored
 
-            run.outcome, run.failure, run.looked = self._writer.run(work), "", began
+            stored = self._writer.run(work, lock=of_run(run_id))
+            if stored is None:
+                self.forget(run_id)
+                return
+            run.outcome, run.failure, run.looked = stored, "", began
             run.seeing_since = None
         except StoreUnavailableError as error:
             log.info("the findings of %s wait: %s", run_id, error)  # the writer warned
+            return
+        except LeaseLostError as error:
+            self._lost(run, error)
             return
         except Exception as error:  # noqa: BLE001 - a detector must not stop the server
             self._failed(run_id, run, error)
@@ -262,14 +357,15 @@ class AnalysisLoop:
         state = run.state
         if state is None:
             raise RuntimeError("a rebuild was overtaken by new batches")
+        newest, others = self._read_others(run_id, run, state)
         for _ in range(len(run.waiting)):  # those that come meanwhile are for the next look
             with self._lock:
-                if not run.waiting:
+                if not run.waiting or run.waiting[0].batch_id > newest:
                     break
                 fed = run.waiting.popleft()
                 run.waiting_events -= fed.num_events
                 run.waiting_bytes -= fed.num_bytes + _BYTES_PER_RECORD * len(fed.records)
-            if fed.batch_id <= run.last_batch:
+            if fed.batch_id <= run.last_batch or fed.batch_id in others:
                 continue
             for record in fed.records:
                 state.apply_record(record)
@@ -279,7 +375,25 @@ class AnalysisLoop:
                 else:
                     state.apply_chunk(part.chunk, part.columns, part.calls)
             run.last_batch = fed.batch_id
+        if others:
+            run.last_batch = newest
         return state
+
+    def _read_others(
+        self, run_id: str, run: LiveRun, state: RunState
+    ) -> tuple[int, frozenset[int]]:
+        """Apply what other processes stored of a run; return the newest batch, and theirs."""
+        if not self._leases.is_shared:
+            return _ANY_BATCH, frozenset()
+        with self._lock:
+            ours = {fed.batch_id for fed in run.waiting}
+        with self._reader.connect() as connection:
+            newest, others, run.last_block = read_others(
+                connection, run_id, state, run.last_batch, ours, run.last_block
+            )
+        if others:
+            run.last_news = time.monotonic()
+        return newest, others
 
     def _rebuild(self, run_id: str, run: LiveRun) -> None:
         state = RunState(run_id)
@@ -288,6 +402,7 @@ class AnalysisLoop:
             run.state = state
         with self._reader.connect() as connection:
             run.last_batch = newest_batch(connection, run_id)
+            run.last_block = newest_block(connection, run_id)
             state.earlier = earlier_runs(connection, run_id)
             state.usual_lines = usual_lines(connection, state.earlier)
             horizon = self._clock() - int(self._settings.replay_hours * 3600e9)
@@ -305,10 +420,24 @@ class AnalysisLoop:
         run.outcome = Outcome()  # the store will hold something else than the last look found
 
         def work(unit: Any) -> None:
+            run.check(unit.connection)
             store_failure(unit, run_id, text)
 
         try:
-            self._writer.run(work)
+            self._writer.run(work, lock=of_run(run_id))
+        except LeaseLostError as lost:
+            self._lost(run, lost)
+            return
         except StoreUnavailableError as unavailable:
             log.warning("the failure of %s is not stored: %s", run_id, unavailable)
         self._broker.publish(f"run:{run_id}", {"verdict"}, None)
+
+    def _lost(self, run: LiveRun, error: LeaseLostError) -> None:
+        """Leave a run to its new owner: this process was stopped, or away from the database."""
+        log.warning("%s; its findings of now are not written", error)
+        with self._lock:
+            run.set_aside(None)
+
+
+def _lease_of(run_id: str) -> str:
+    return f"analysis of {run_id}"

@@ -16,7 +16,7 @@ from rankscope.wire.schema import LogLine
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.line_table import key_of
 from rankscope_server.store import tables
-from rankscope_server.store.lines import read_body, read_head, read_words
+from rankscope_server.store.lines import ID_BITS, read_body, read_head, read_words
 
 _WARNING = 30
 _MAX_BLOCKS = 128  # of 1,024 lines at most
@@ -31,22 +31,30 @@ _MAX_USUAL_RUNS = 3
 
 
 def notable_lines(
-    connection: sa.Connection, run_id: str, max_blocks: int = _MAX_BLOCKS
+    connection: sa.Connection,
+    run_id: str,
+    max_blocks: int = _MAX_BLOCKS,
+    after_block: int | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines in the newest blocks that hold a warning, and those said last."""
+    """Yield the lines in the newest blocks that hold a warning, and those said last.
+
+    With `after_block` all lines that came after that block was the newest one.
+    """
     table, data = tables.log_block.c, tables.log_lines.c
     blocks = (
         sa.select(data.block_id, data.head, data.body)
         .join_from(tables.log_block, tables.log_lines, table.id == data.block_id)
-        .where(table.run_id == run_id)
+        .where(table.run_id == run_id, table.id > (after_block or 0))
         .order_by(table.time_hi_ns.desc())
     )
+    most_plain = _LAST_BLOCKS if after_block is None else max_blocks
     warned = connection.execute(blocks.where(table.level_hi >= _WARNING).limit(max_blocks))
-    newest = connection.execute(blocks.where(table.level_hi < _WARNING).limit(_LAST_BLOCKS))
+    newest = connection.execute(blocks.where(table.level_hi < _WARNING).limit(most_plain))
     for row in itertools.chain(warned, newest):
         head, body = read_head(row.head, row.block_id), read_body(row.body)
         streams = read_words(connection, np.unique(head.stream).tolist())
-        for index in range(len(head.time_ns)):
+        # a block that others were joined into holds their lines too, by the ids they came with
+        for index in np.flatnonzero(head.ids >> ID_BITS > (after_block or 0)).tolist():
             stream = streams[int(head.stream[index])]
             said_by = _OUTPUT.get(stream)
             if said_by is None and (head.level[index] < _WARNING or stream == _FINDING):

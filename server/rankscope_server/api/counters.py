@@ -77,6 +77,10 @@ class Counters:
             )
         self._registry.register(_Sums(_sums(analysis, retention)))
 
+    def count_servers(self, number: Callable[[], int]) -> None:
+        """Show how many server processes are up on this store."""
+        self._gauge("servers_up", "Server processes on this store.").set_function(number)
+
     def _of_work(self, analysis: AnalysisLoop, intake: Intake, writer: Writer) -> None:
         self._values(
             {

@@ -20,7 +20,8 @@ from rankscope_server.ingest.batch import ValidatedBatch, validate_batch
 from rankscope_server.ingest.records import Refused
 from rankscope_server.problems import Problem, request_id
 from rankscope_server.store.batches import Stored, pack_journal, store_batch
-from rankscope_server.store.deletion import Deleted, deletion_of, gone
+from rankscope_server.store.deletion import Deleted, find_deletion, gone
+from rankscope_server.store.locks import of_run
 from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1", tags=["ingest"])
@@ -99,7 +100,7 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
     await check_sender(request, batch.run_id)
 
     def work(unit: Unit) -> Stored | Deleted:
-        if (deleted := deletion_of(unit.connection, batch.run_id)) is not None:
+        if (deleted := find_deletion(unit.connection, batch.run_id)) is not None:
             return deleted
         claim(request, unit, batch.run_id)
         return store_batch(unit, batch, journal)
@@ -108,7 +109,8 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
         if isinstance(stored, Stored):
             announce(service, batch, stored)
 
-    stored = await asyncio.wrap_future(service.writer.submit(work, after_commit))
+    lock = of_run(batch.run_id)
+    stored = await asyncio.wrap_future(service.writer.submit(work, after_commit, lock=lock))
     if isinstance(stored, Deleted):
         service.counters.rejected.inc()
         raise gone(stored)

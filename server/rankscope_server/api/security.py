@@ -17,12 +17,12 @@ from rankscope_server.access.roles import ANYONE, ROLES, Principal, Role, includ
 from rankscope_server.api import deeds
 from rankscope_server.api.proxies import PROXY_USER
 from rankscope_server.api.service import Service
+from rankscope_server.preflight.hub import TOKEN_PREFIX
 from rankscope_server.problems import Problem, answer
 from rankscope_server.settings import Settings
 from rankscope_server.store.engine import StoreUnavailableError
 
 COOKIE = "rankscope_session"
-OWN_TOKEN = "pf-"  # begins the token of one preflight
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 # Without a token: that it lives, how to sign in, and the dashboard's own files, which hold no data.
 _SESSION = ("/api/v1/session", "/api/v1/session/oidc", CALLBACK)
@@ -132,7 +132,7 @@ async def _principal(request: Request) -> Principal | None:
 
 async def _holder(request: Request, service: Service, credential: Credential) -> Principal | str:
     """Return who carries a token or a cookie, or why it is refused. Raises Problem 429."""
-    if credential.text.startswith(OWN_TOKEN) and not credential.is_cookie:
+    if credential.text.startswith(TOKEN_PREFIX) and not credential.is_cookie:
         live = service.preflights.of_token(credential.text)
         if live is not None:
             return Principal(

@@ -19,6 +19,7 @@ from rankscope_server.access.tries import Tries
 from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
+from rankscope_server.api.neighbours import Parts, joined
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.intake import Intake
 from rankscope_server.limits import Buckets
@@ -29,6 +30,7 @@ from rankscope_server.retention.loop import RetentionLoop
 from rankscope_server.settings import Settings, is_loopback
 from rankscope_server.store.disk import Disk, disk_of
 from rankscope_server.store.engine import only_server, open_engines
+from rankscope_server.store.shared_leases import SharedLeases, open_leases
 from rankscope_server.store.writer import Writer
 
 MAX_UNPACKING = 4  # batches at a time
@@ -86,22 +88,30 @@ def open_service(settings: Settings) -> Iterator[Service]:
         writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
         intake = Intake()
-        analysis = AnalysisLoop(settings, writer, reader, broker, intake=intake)
+        leases = stack.enter_context(open_leases(url, writing))
+        analysis = AnalysisLoop(settings, writer, reader, broker, leases, intake=intake)
         writer.start()
         stack.callback(writer.close)
         analysis.start()
         stack.callback(analysis.close)
-        preflights = Hub(writer, reader, broker)
+        preflights = Hub(writer, reader, broker, leases)
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
-        retention = RetentionLoop(settings, writer, reader, broker, disk)
+        retention = RetentionLoop(settings, writer, reader, broker, disk, leases)
         retention.on_deleted = analysis.forget
         retention.start()
         stack.callback(retention.close)
-        alerts = Alerts(settings, writer, reader, lambda: analysis.behind_seconds)
+        alerts = Alerts(
+            settings, writer, reader, lambda: analysis.behind_seconds,
+            lambda: max(writer.queue_ratio, leases.others.queue_ratio), leases,
+        )  # fmt: skip
         counters = Counters(analysis, broker, intake, writer, disk, retention, alerts)
+        counters.count_servers(lambda: leases.num_servers)
         alerts.start()
         stack.callback(alerts.close)
+        if isinstance(leases, SharedLeases):
+            parts = Parts(writer, broker, analysis, retention, alerts)
+            stack.enter_context(joined(url, leases, parts))
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
             disk, retention, alerts,

@@ -98,13 +98,12 @@ async def _events(
     broker, heartbeat_seconds = service.broker, service.settings.heartbeat_seconds
     broker.subscribers += 1
     try:
-        point = broker.resume_point(resume)
+        point, epoch = broker.resume_point(resume), broker.epoch
         yield b"retry: 2000\n\n"
-        if point is None:
-            point = broker.last
-            identity = f"{broker.epoch}-{point}"
-            yield f"id: {identity}\nevent: reload\ndata: {{}}\n\n".encode()
         while not broker.closed:
+            if point is None or broker.epoch != epoch:  # what it has seen is of another life
+                point, epoch = broker.last, broker.epoch
+                yield f"id: {epoch}-{point}\nevent: reload\ndata: {{}}\n\n".encode()
             if not await is_still(request, principal):
                 return  # its token has ended: the reader asks again, and learns why
             changes = broker.since(point, topics if seen is None else _ALL)

@@ -1,4 +1,8 @@
-"""All preflights that are under way: made, found, evaluated, saved, forgotten."""
+"""All preflights that are under way: made, found, evaluated, saved, forgotten.
+
+They live in the memory of one process: of several on one store the one with the lease coordinates
+all, the others say so and serve what has ended.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,12 @@ from rankscope_server.preflight import store
 from rankscope_server.preflight.live import Live
 from rankscope_server.problems import Problem, no_preflight
 from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.leases import PREFLIGHTS, Held, Leases
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
+TOKEN_PREFIX = "pf-"
 LIFETIME_NS = 3600 * 10**9  # of a preflight and its token
 REUSED_NS = 600 * 10**9  # later, the same key begins a new one
 MAX_LIVE = 256
@@ -42,8 +48,11 @@ VERDICT_PAUSE_S = 1.0  # a verdict that is asked for again and again is not made
 class Hub:
     """The preflights under way. Use it in the event loop only."""
 
-    def __init__(self, writer: Writer, reader: sa.Engine, broker: Broker) -> None:
+    def __init__(self, writer: Writer, reader: sa.Engine, broker: Broker, leases: Leases) -> None:
         self._writer, self._reader, self._broker = writer, reader, broker
+        self._leases = leases
+        self._lease: Held | None = None
+        self._loaded: Held | None = None  # the lease under which `_runs` were loaded
         self._runs: dict[str, Live] = {}
         self._task: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[LaunchVerdict]] = set()
@@ -53,7 +62,7 @@ class Hub:
 
     async def start(self) -> None:
         """Load what was under way, and begin to hint at changes."""
-        self._runs = await run_in_threadpool(self._load_open)
+        await self._follow_lease()
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
@@ -62,6 +71,15 @@ class Hub:
             self._task.cancel()
             await asyncio.gather(self._task, *self._jobs, return_exceptions=True)
         self._save_all()
+
+    def check_here(self) -> None:
+        """Raise Problem 503 where another process coordinates the preflights under way."""
+        if self._lease is None:
+            raise Problem(
+                503, "another server of this store coordinates preflights", None,
+                "send it there: let the load balancer try the next server (docs/postgresql.md)",
+                retry_after_s=1.0,
+            )  # fmt: skip
 
     @property
     def is_closed(self) -> bool:
@@ -97,14 +115,15 @@ class Hub:
     def create(
         self, num_nodes: int, nodes: tuple[str, ...], key: str, run_id: str, project: str
     ) -> Live:
-        """Make a preflight. Raises Problem 429."""
+        """Make a preflight. Raises Problem 429, 503."""
+        self.check_here()
         if len(self._runs) >= MAX_LIVE:
             raise Problem(
                 429, f"{MAX_LIVE} preflights are under way", None, "wait until some of them end"
             )
         now = time.time_ns()
         live = Live(
-            id=secrets.token_hex(6), token=f"pf-{secrets.token_urlsafe(24)}", created_ns=now,
+            id=secrets.token_hex(6), token=TOKEN_PREFIX + secrets.token_urlsafe(24), created_ns=now,
             expires_ns=now + LIFETIME_NS, run_id=run_id, key=key, nodes=nodes, num_nodes=num_nodes,
             project=project,
         )  # fmt: skip
@@ -118,14 +137,18 @@ class Hub:
         return self._runs.get(id)
 
     async def find(self, id: str) -> Live:
-        """Return a preflight, from the store where it has ended. Raises Problem 404."""
+        """Return a preflight, from the store where it has ended. Raises Problem 404, 503."""
         live = self._runs.get(id) or await run_in_threadpool(self._load, id)
         if live is None:
             raise no_preflight(id)
+        if not live.finished_ns and time.time_ns() < live.expires_ns:
+            self.check_here()
         return live
 
     def of_token(self, token: str) -> Live | None:
-        """Return the preflight whose token this is."""
+        """Return the preflight whose token this is. Raises Problem 503."""
+        if token.startswith(TOKEN_PREFIX):
+            self.check_here()
         return next((live for live in self._runs.values() if is_token_of(live, token)), None)
 
     async def verdict(self, live: Live) -> LaunchVerdict:
@@ -160,6 +183,20 @@ class Hub:
         with self._reader.connect() as connection:
             yield connection
 
+    async def _follow_lease(self) -> None:
+        """Load what is under way where this process is the one that coordinates from now on."""
+        lease = self._leases.hold(PREFLIGHTS)
+        if lease is not None and lease != self._loaded:
+            try:
+                runs = await run_in_threadpool(self._load_open)
+            except sa.exc.SQLAlchemyError as error:
+                log.warning("preflights under way are not known now: %s", error)
+                lease = None  # it is tried again
+            else:
+                self._saving.clear()
+                self._runs, self._loaded = runs, lease
+        self._lease = lease
+
     def _load(self, id: str) -> Live | None:
         with self.read() as connection:
             row = store.find(connection, id) if "\x00" not in id else None
@@ -173,6 +210,7 @@ class Hub:
     async def _work(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            await self._follow_lease()
             now_s, now_ns = time.monotonic(), time.time_ns()
             for live in tuple(self._runs.values()):
                 if live.wake(now_s, self.is_closed):
@@ -213,9 +251,11 @@ class Hub:
         for live in self._runs.values():
             if not live.is_unsaved or live.id in self._saving:
                 continue
+            if self._lease is None:
+                return
             rows = store.rows_of(live, tuple(live.unsaved))
             try:
-                self._saving[live.id] = self._writer.submit(_saving(rows))
+                self._saving[live.id] = self._writer.submit(_saving(rows, self._lease))
             except StoreUnavailableError as error:
                 log.warning("preflight %s is not saved yet: %s", live.id, error)
                 continue
@@ -243,5 +283,9 @@ def _evaluate(run: Run, created_ns: int) -> LaunchVerdict:
     return msgspec.structs.replace(evaluate(run), **added)
 
 
-def _saving(rows: store.Rows) -> Callable[[Unit], None]:
-    return lambda unit: rows.save(unit.connection)
+def _saving(rows: store.Rows, lease: Held) -> Callable[[Unit], None]:
+    def work(unit: Unit) -> None:
+        lease.check(unit.connection)
+        rows.save(unit.connection)
+
+    return work

@@ -2,6 +2,7 @@
 
 Each turn is one short transaction of the writer; between turns the thread rests as long as the
 turn took, so that batches come in between. What was begun is found in the store after any death.
+Of several processes on one store one does it; what the others are asked for, they pass on.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from rankscope_server.broker import Broker
@@ -29,14 +32,19 @@ from rankscope_server.settings import Settings
 from rankscope_server.store import deletion, tables
 from rankscope_server.store.disk import Disk
 from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.leases import RETENTION, Held, LeaseLostError, Leases, said_of
+from rankscope_server.store.locks import of_run
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
+_Done = TypeVar("_Done")
 FIRST_ROWS, MOST_ROWS = 64, 4_096
 TURN_SECONDS = 0.02  # what a batch that comes at the wrong moment waits longer
 _WAL_PAUSE_SECONDS = 0.5
 _COUNTING_SHARE = 5  # a page that is open counts again after so many times what it took
+_SHARED_SECONDS = 5.0  # between two looks at what other processes were asked for
+ROUND, DELETION = "round", "deletion"  # what is asked for
 _NOT_COUNTED: tuple[float, Counted | None] = (0.0, None)  # until when a count holds, and it
 
 
@@ -64,10 +72,12 @@ class RetentionLoop:
         reader: sa.Engine,
         broker: Broker,
         disk: Disk,
+        leases: Leases,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._settings, self._writer, self._reader = settings, writer, reader
         self._broker, self._disk, self._clock = broker, disk, clock
+        self._leases = leases
         self.rules: Rules = rules_of(settings)
         self.space = Space(writer, reader, disk)
         self.progress = Progress()
@@ -75,8 +85,9 @@ class RetentionLoop:
         self.removed_rows: Counter[str] = Counter()
         self.removed_bytes: Counter[str] = Counter()
         self.on_deleted: Callable[[str], None] = lambda run_id: None
+        self.pass_on: Callable[[frozenset[str]], None] = lambda asked: None  # to the other process
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._is_round_due = False
+        self._asked = frozenset[str]()
         # A server that was killed may have left pages to give back.
         self._touched = {"?"} if reader.dialect.name == "sqlite" else set[str]()
         self._thread = threading.Thread(target=self._work, name="rankscope-retention", daemon=True)
@@ -98,9 +109,9 @@ class RetentionLoop:
         """Return whether the thread works."""
         return self._thread.is_alive()
 
-    def wake(self) -> None:
-        """Begin a round now."""
-        self._is_round_due = True
+    def wake(self, asked: Collection[str] = (ROUND,)) -> None:
+        """Begin a round now, or go on with deletions."""
+        self._asked |= frozenset(asked)
         self._wake.set()
 
     def delete(self, run_id: str, reason: str = "asked") -> None:
@@ -117,12 +128,18 @@ class RetentionLoop:
         self._writer.run(
             lambda unit: deletion.begin(unit, run_id, reason, live_after_ns, rows, num_bytes),
             frees_space=True,
+            lock=of_run(run_id),
         )
         self._newest_count = _NOT_COUNTED
         self.on_deleted(run_id)
         self._broker.publish("runs", {"runs"}, None)
         self._broker.publish(f"run:{run_id}", {"run"}, None)
-        self._wake.set()
+        self.wake((DELETION,))
+
+    def progress_of_owner(self, connection: sa.Connection) -> Progress:
+        """Return how the work goes, also where another process does it."""
+        said = said_of(connection, RETENTION) if self._lease() is None else None
+        return self.progress if said is None else msgspec.convert(said, Progress)
 
     def counted(self) -> Counted:
         """Return what is stored now, or lately: to count takes a small share of the time."""
@@ -145,10 +162,10 @@ class RetentionLoop:
         self._show(state="counting", began_ns=self._clock(), failure="")
         self._finish_deletions()
         if not self._disk.full():  # neither is needed to remove
-            self._writer.run(mark)
+            self._write(mark)
             with self._reader.connect() as connection:
                 counted = count(connection, self._clock())
-            self._writer.run(lambda unit: save(unit, counted))
+            self._write(lambda unit: save(unit, counted))
         with self._reader.connect() as connection:
             counted = count(connection, self._clock())
         for removal in self.planned(counted) if self.rules.are_any else ():
@@ -167,9 +184,14 @@ class RetentionLoop:
         due = 0.0
         while not self._stop.is_set():
             self._wake.clear()
+            asked, self._asked = self._asked, frozenset()
+            if self._lease() is None:
+                if asked:
+                    self.pass_on(asked)
+                self._wake.wait(_SHARED_SECONDS)
+                continue
             try:
-                if self._is_round_due or time.monotonic() >= due:
-                    self._is_round_due = False
+                if ROUND in asked or time.monotonic() >= due:
                     due = time.monotonic() + self._settings.retention_seconds
                     self.round()
                 else:
@@ -177,11 +199,32 @@ class RetentionLoop:
                     self._give_back()
             except StoreUnavailableError as error:
                 self._failed(str(error))
+            except LeaseLostError as error:
+                log.warning("%s; it goes on with retention", error)
             except Exception as error:
                 log.error("retention failed", exc_info=error)
                 self._failed(f"{type(error).__name__}: {error}")
             self._disk.restore()
-            self._wake.wait(max(0.0, due - time.monotonic()))
+            pause_s = max(0.0, due - time.monotonic())
+            self._wake.wait(min(pause_s, _SHARED_SECONDS) if self._leases.is_shared else pause_s)
+
+    def _lease(self) -> Held | None:
+        return self._leases.hold(RETENTION)
+
+    def _write(
+        self, work: Callable[[Unit], _Done], run_id: str = "", *, frees_space: bool = False
+    ) -> _Done:
+        """Do work in a transaction, while this process is the one that removes."""
+        lease = self._lease()
+        if lease is None:
+            raise LeaseLostError("the lease of retention is not held now")
+
+        def checked(unit: Unit) -> _Done:
+            lease.check(unit.connection)
+            return work(unit)
+
+        lock = of_run(run_id) if run_id else ""
+        return self._writer.run(checked, frees_space=frees_space, lock=lock)
 
     def _failed(self, why: str) -> None:
         self._show(state="idle", failure=why)
@@ -207,9 +250,9 @@ class RetentionLoop:
         self._show(state="removing", run_id=run_id, kind="run", rows_to_go=rows_to_go, rows=rows)
         for kind, part in parts_of_run():
             self._touched.add(part.table.name)
-            self._turns(kind, partial(remove_of_run, run_id=run_id, part=part))
+            self._turns(run_id, kind, partial(remove_of_run, run_id=run_id, part=part))
         if not self._stop.is_set():
-            self._writer.run(lambda unit: finish_run(unit, run_id), frees_space=True)
+            self._write(lambda unit: finish_run(unit, run_id), run_id, frees_space=True)
         self._newest_count = _NOT_COUNTED
         self._broker.publish("runs", {"runs"}, None)
 
@@ -244,9 +287,9 @@ class RetentionLoop:
                 return Size()  # since the plan was made
             return remove_raw(unit, removal.run_id, kind, part, removal.cut, most)
 
-        self._turns(kind, work)
+        self._turns(removal.run_id, kind, work)
 
-    def _turns(self, kind: Kind, work: Callable[..., Size]) -> None:
+    def _turns(self, run_id: str, kind: Kind, work: Callable[..., Size]) -> None:
         """Do turns of a growing or shrinking size until one finds too little, or the server stops.
 
         `work(unit, most=)` removes so many rows.
@@ -256,7 +299,7 @@ class RetentionLoop:
             if not self.space.wal_has_room():
                 self._stop.wait(_WAL_PAUSE_SECONDS)
                 continue
-            size, took = self._writer.run(partial(_timed, work, most), frees_space=True)
+            size, took = self._write(partial(_timed, work, most), run_id, frees_space=True)
             self.removed_rows[kind] += size.rows
             self.removed_bytes[kind] += size.bytes
             self._show(rows=self.progress.rows + size.rows)

@@ -31,18 +31,11 @@ class Deleted:
     asked_ns: int
 
 
-def deletion_of(connection: sa.Connection, run_id: str) -> Deleted | None:
+def find_deletion(connection: sa.Connection, run_id: str) -> Deleted | None:
     """Return the deletion of a run, None where it was never deleted.
 
-    Within a transaction that writes: no deletion can begin before its end.
+    To who holds the lock of the run (`locks.of_run`): none can begin meanwhile.
     """
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock_shared(_key(run_id))))
-    return find_deletion(connection, run_id)
-
-
-def find_deletion(connection: sa.Connection, run_id: str) -> Deleted | None:
-    """Return the deletion of a run, for those who only read."""
     asked_ns = connection.scalar(_SELECT_DELETION, {"run_id": run_id})
     return None if asked_ns is None else Deleted(run_id, int(asked_ns))
 
@@ -68,12 +61,11 @@ def begin(
 ) -> None:
     """Mark a run as deleted; its data goes afterwards. `rows` and bytes are what there is to go.
 
-    Raises Problem 404 where there is none, 409 where it is pinned or live.
+    Under the lock of the run (`locks.of_run`). Raises Problem 404 where there is none, 409 where it
+    is pinned or live.
     """
     unit.flush()  # what batches in this transaction change about the run is of before
     connection = unit.connection
-    if connection.dialect.name == "postgresql":  # waits for batches that are being stored
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_key(run_id))))
     run = connection.execute(sa.select(tables.run).where(tables.run.c.run_id == run_id)).first()
     if run is None:
         deleted = find_deletion(connection, run_id)
@@ -134,7 +126,3 @@ def is_pinned(connection: sa.Connection, run_id: str) -> bool:
 def is_live(status: str, launcher: str, received_ns: int, live_after_ns: int) -> bool:
     """Return whether a run may still send: it has not ended, and was heard of lately."""
     return status not in OVER and launcher != IMPORTED and received_ns >= live_after_ns
-
-
-def _key(run_id: str) -> sa.ColumnElement[int]:
-    return sa.func.hashtextextended(run_id, 0)

@@ -35,6 +35,8 @@ COPY_ROOM = 2.5  # of the size of a database: its copy, and what is written anew
 _MIGRATION_LOCK = 0x52414E4B  # of the database server: "RANK"
 _VERSION = re.compile(r"\d{4}(_|$)")  # of all versions but the first
 WAL_LIMIT_BYTES = 64 << 20  # a larger one is cut to it once it is empty
+# A process that is stopped within a transaction keeps what it locked: PostgreSQL ends it then.
+STOPPED_SECONDS = 5.0
 
 
 class StoreUnavailableError(RuntimeError):
@@ -65,7 +67,7 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
     """
     address = _address(url)
     if address.get_backend_name() != "sqlite":
-        writer = _server(address, pool_size=1)
+        writer = _writing(address)
         # One answer sees one state of the store, as it does on SQLite.
         reading: dict[str, Any] = {"isolation_level": "REPEATABLE READ"}
         if address.get_driver_name() == "psycopg":
@@ -84,6 +86,16 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
         writer.dispose()  # the reader has no connection yet
         raise
     return writer, reader
+
+
+def open_for_leases(url: str) -> sa.Engine:
+    """Return an engine of one connection beside that of the writer, which work may keep busy."""
+    return _writing(_address(url))
+
+
+def open_for_notices(url: str) -> sa.Engine:
+    """Return an engine whose connections hear what other processes say. PostgreSQL alone."""
+    return sa.create_engine(_address(url), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
 
 
 def migrate(engine: sa.Engine) -> None:
@@ -308,6 +320,8 @@ def explain(error: BaseException) -> StoreUnavailableError | None:
         return StoreUnavailableError("the database file is damaged", "restore it from a copy")
     if "i/o error" in text or "unable to open" in text:
         return StoreUnavailableError("the database file cannot be used", "check its disk")
+    if "deadlock" in text:
+        return StoreUnavailableError("two servers waited for each other", "send again")
     if "connect" in text or "server closed" in text:
         return StoreUnavailableError("the database cannot be reached", "check that it runs")
     return None
@@ -348,6 +362,20 @@ def _server(address: sa.URL, pool_size: int, **options: Any) -> sa.Engine:
         pool_pre_ping=True,
         **options,
     )
+
+
+def _writing(address: sa.URL) -> sa.Engine:
+    """Return an engine of one connection that writes."""
+    engine = _server(address, pool_size=1)
+    if address.get_backend_name() == "postgresql":
+
+        @sa.event.listens_for(engine, "connect")
+        def on_connect(connection: Any, _record: Any) -> None:
+            limit_ms = int(STOPPED_SECONDS * 1e3)
+            connection.execute(f"SET idle_in_transaction_session_timeout = {limit_ms}")
+            connection.commit()
+
+    return engine
 
 
 @cache

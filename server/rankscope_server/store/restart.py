@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -61,8 +61,17 @@ def replay(
         sa.select(sa.func.min(batches.id)).where(mine, batches.received_ns >= horizon_ns)
     )
     chunks: Iterator[tuple[int, sa.Row[Any]]] = (
-        iter(()) if first is None else _chunks(connection, run_id, int(first), newest)
+        iter(())
+        if first is None
+        else _chunks(connection, run_id, tables.chunk.c.batch_id.between(int(first), newest))
     )
+    _apply(state, journals, chunks)
+    replay_states(connection, run_id, state)
+
+
+def _apply(
+    state: Replayed, journals: Iterable[Any], chunks: Iterator[tuple[int, sa.Row[Any]]]
+) -> None:
     by_batch = heapq.merge(((row.id, row) for row in journals), chunks, key=lambda item: item[0])
     for _, row in by_batch:  # of one batch the records come first
         if "records" in row._fields:
@@ -71,6 +80,26 @@ def replay(
         else:
             chunk = chunk_of_row(row)
             state.apply_chunk(chunk, decode_chunk(chunk.data))
+
+
+def replay_batches(
+    connection: sa.Connection, run_id: str, state: Replayed, chosen: Collection[int]
+) -> None:
+    """Apply the records and chunks of some batches, in the order of their ids."""
+    batches, ids = tables.batch.c, sorted(chosen)
+    for at in range(0, len(ids), _ROWS_AT_ONCE):
+        part = ids[at : at + _ROWS_AT_ONCE]
+        journals = connection.execute(
+            sa.select(batches.id, batches.records)
+            .where(batches.id.in_(part), batches.records.is_not(None))
+            .order_by(batches.id)
+        )
+        chunks = _chunks(connection, run_id, tables.chunk.c.batch_id.in_(part))
+        _apply(state, journals, chunks)
+
+
+def replay_states(connection: sa.Connection, run_id: str, state: Replayed) -> None:
+    """Apply the newest state of each rank."""
     ranks = tables.rank.c
     states = connection.scalars(
         sa.select(ranks.state)
@@ -88,7 +117,7 @@ def chunk_of_row(row: sa.Row[tuple[object, ...]]) -> Chunk:
 
 
 def _chunks(
-    connection: sa.Connection, run_id: str, first: int, last: int
+    connection: sa.Connection, run_id: str, of_batches: sa.ColumnElement[bool]
 ) -> Iterator[tuple[int, sa.Row[Any]]]:
     """Yield the chunks of some batches with the number of their batch, in order."""
     table = tables.chunk
@@ -96,7 +125,7 @@ def _chunks(
         sa.select(table)
         .where(
             table.c.run_id == run_id,
-            table.c.batch_id.between(first, last),
+            of_batches,
             (table.c.kind != "collectives") | (table.c.id >= _first_counted(connection, run_id)),
         )
         .order_by(table.c.batch_id, table.c.id)

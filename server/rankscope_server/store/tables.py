@@ -709,3 +709,26 @@ saved_search = sa.Table(
     sa.UniqueConstraint("project", "name"),
     sqlite_autoincrement=True,  # ids name them in links
 )
+
+# --- several server processes on one database: which of them are up, and which does what
+
+server = sa.Table(
+    "server",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),  # of one life of a process
+    _text("name"),  # host and process, for people
+    _number("expires_ns"),  # clock of the database: until then it counts as up
+    _number("behind_ms"),  # for how long what is stored waits for its analysis
+    sa.Column("queue_ratio", sa.Double, nullable=False, server_default="0"),
+    _text("says", "{}"),  # JSON: how the work goes of which it holds the leases
+)
+
+lease = sa.Table(
+    "lease",
+    metadata,
+    sa.Column("name", sa.String(160), primary_key=True),
+    sa.Column("run_id", sa.String(128), nullable=False, server_default=""),  # empty: of no run
+    sa.Column("owner", sa.String(32), nullable=False, server_default=""),  # empty: given back
+    _number("epoch"),  # grows with every owner: what an earlier one still writes is refused
+)
+sa.Index("ix_lease_run_id", lease.c.run_id)

@@ -20,6 +20,8 @@ import sqlalchemy as sa
 from rankscope_server.problems import Problem
 from rankscope_server.store.disk import Disk
 from rankscope_server.store.engine import StoreUnavailableError, explain
+from rankscope_server.store.leases import LeaseLostError
+from rankscope_server.store.locks import take_locks
 from rankscope_server.store.unit import Unit
 
 _PAUSE_PER_SECOND = 2.0  # of a commit: the writer is busy a third of the time at most
@@ -35,6 +37,7 @@ class Job(Generic[T]):
 
     work: Callable[[Unit], T]
     after_commit: Callable[[T], None] | None = None
+    lock: str = ""
     future: Future[T] = field(default_factory=Future)
 
 
@@ -81,13 +84,15 @@ class Writer:
         after_commit: Callable[[T], None] | None = None,
         *,
         frees_space: bool = False,
+        lock: str = "",
     ) -> Future[T]:
         """Queue work; the future is done after its commit.
 
+        `lock` names what the work reads, changes and writes: other processes that write it wait.
         Raises StoreUnavailableError where too much waits already, the server ends, or the disk is
         full and the work does not free space.
         """
-        job = Job(work, after_commit)
+        job = Job(work, after_commit, lock)
         if self._closed:
             raise StoreUnavailableError(
                 "the server is stopping", "send again to the next server", cause="stopping"
@@ -102,9 +107,9 @@ class Writer:
             ) from None
         return job.future
 
-    def run(self, work: Callable[[Unit], T], *, frees_space: bool = False) -> T:
+    def run(self, work: Callable[[Unit], T], *, frees_space: bool = False, lock: str = "") -> T:
         """Do work in a transaction and wait for its commit. Raises what the work raises."""
-        return self.submit(work, frees_space=frees_space).result()
+        return self.submit(work, frees_space=frees_space, lock=lock).result()
 
     def close(self, timeout_seconds: float = 3.0) -> None:
         """Finish what was queued, then stop."""
@@ -162,13 +167,15 @@ class Writer:
 
     def _transaction(self, group: list[Job[Any]]) -> list[Any]:
         with self._engine.begin() as connection:
+            take_locks(connection, {job.lock for job in group if job.lock})
             unit = Unit(connection)
             results = [job.work(unit) for job in group]
             unit.flush()
         return results
 
     def _reason(self, error: Exception) -> Exception:
-        if isinstance(error, Problem):  # an answer to who asked, no failure of the store
+        # an answer to who asked, or another owner: no failure of the store
+        if isinstance(error, Problem | LeaseLostError):
             return error
         reason = explain(error)
         if reason is None:

@@ -19,6 +19,7 @@ from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import reading
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem, request_id
+from rankscope_server.store.locks import of_run
 
 router = APIRouter(prefix="/api/v1/runs/{run}/advice", tags=["advice"])
 LEAST_VALID_SECONDS = 10.0
@@ -42,7 +43,7 @@ def advice(request: Request, run: str) -> Response:
         shown = verdict(connection, row)
         seen = queries.situation(connection, row, shown, service.analysis.behind_seconds)
         decision = decide(seen)
-    epoch = service.writer.run(lambda unit: store.epoch_of(unit, run, decision))
+    epoch = service.writer.run(lambda unit: store.epoch_of(unit, run, decision), lock=of_run(run))
     valid_s = max(LEAST_VALID_SECONDS, 3 * service.settings.look_seconds)
     until_ms = (time.time() + valid_s) * 1e3
     with service.read() as connection:
@@ -84,7 +85,8 @@ def _report(request: Request, run: str, given: Report) -> Response:
     is_known = service_of(request).writer.run(
         lambda unit: store.report(
             unit, run, given.epoch, given.controller, given.outcome, given.text
-        )
+        ),
+        lock=of_run(run),
     )
     if not is_known:
         raise Problem(

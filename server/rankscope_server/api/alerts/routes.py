@@ -34,6 +34,7 @@ from rankscope_server.api.replies import documented, send
 from rankscope_server.api.service import Service, service_of
 from rankscope_server.problems import Problem
 from rankscope_server.store import tables
+from rankscope_server.store.locks import ALERTS
 from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1/alerts", tags=["alerts"])
@@ -74,12 +75,13 @@ def status(request: Request) -> Response:
     deadman = service.alerts.deadman
     with service.read() as connection:
         number = queries.num_open(connection)
+        progress = service.alerts.progress_of_owner(connection)
     body = AlertStatus(
         deadman=DeadMan(
             is_set=deadman.is_set, pause_seconds=service.settings.deadman_seconds,
-            asked_ms=deadman.asked_ms, problem=deadman.problem,
+            asked_ms=progress.asked_ms, problem=progress.deadman_problem,
         ),
-        problem=service.alerts.watcher.failure, public_url=service.settings.public_url,
+        problem=progress.problem, public_url=service.settings.public_url,
         num_open=number,
         num_waiting=service.alerts.num_messages("pending"),
         num_given_up=service.alerts.num_messages("given_up"),
@@ -198,7 +200,7 @@ def _put_channel(request: Request, given: Channel, channel_id: int | None) -> Re
     made = _write(service, lambda unit: store.put_channel(unit, given, channel_id))
     if made is None:
         raise queries.no_channel(channel_id or 0)
-    service.alerts.deliverer.wake()
+    service.alerts.wake()
     with service.read() as connection:
         body = queries.channel(connection, made)
     return send(request, body, [body])
@@ -228,7 +230,7 @@ def send_again(request: Request, id: Id) -> Response:
         raise Problem(
             409, f"message {id} is {now.state}", "id", "only what was given up is sent again"
         )
-    service.alerts.deliverer.wake()
+    service.alerts.wake()
     with service.read() as connection:
         body = queries.delivery(connection, id)
     return send(request, body, [body])
@@ -239,7 +241,7 @@ def close_alert(request: Request, id: Id) -> Response:
     """Close an open alert; it stays quiet until its problem is over and comes again."""
     service = service_of(request)
     _write(service, lambda unit: store.close_alert(unit, id))
-    service.alerts.deliverer.wake()
+    service.alerts.wake()
     with service.read() as connection:
         body = queries.alert(connection, id)
     return send(request, body, [body])
@@ -254,7 +256,7 @@ def _write(service: Service, work: Callable[[Unit], _Done]) -> _Done:
         except RefusedError as error:  # an answer, no failure of the store
             return error
 
-    done = service.writer.run(attempt)
+    done = service.writer.run(attempt, lock=ALERTS)
     if isinstance(done, RefusedError):
         raise _refused(done)
     return done

@@ -23,6 +23,7 @@ from rankscope_server.api.runs.queries import reading, run_row
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem, not_found, request_id
 from rankscope_server.store.commands import Asked, CommandRefusedError, create, store_part
+from rankscope_server.store.locks import of_run
 from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["agent"])
@@ -91,7 +92,7 @@ def _ask(request: Request, run: str, asked: Ask) -> Response:
         run_row(connection, run)
     by = "user" if sender(request) in (ANYONE, OPERATOR) else sender(request).name
     wanted = Asked(asked.kind, sorted(set(asked.ranks)), asked.num_steps, by)
-    made = service.writer.run(lambda unit: _create(unit, run, wanted))
+    made = service.writer.run(lambda unit: _create(unit, run, wanted), lock=of_run(run))
     if isinstance(made, CommandRefusedError):
         raise Problem(409, str(made), made.field, made.remedy)
     ranks = ", ".join(map(str, wanted.ranks)) or "all"
@@ -128,7 +129,7 @@ async def put_trace(
         raise Problem(422, "the part is outside of the trace", "offset", "send it as it is")
     received = await run_in_threadpool(
         lambda: service_of(request).writer.run(
-            lambda unit: store_part(unit, run, id, rank, offset, total, data)
+            lambda unit: store_part(unit, run, id, rank, offset, total, data), lock=of_run(run)
         )
     )
     if received is None:

@@ -13,6 +13,7 @@ from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import reading, run_row
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import not_found
+from rankscope_server.store.locks import of_run
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["runs"])
 
@@ -40,7 +41,7 @@ def finding(request: Request, run: str, id: FindingId) -> Response:
 def acknowledge_finding(request: Request, run: str, id: FindingId) -> Response:
     """Mark a finding as seen by a person; it stays open until it recovers."""
     service = service_of(request)
-    if not service.writer.run(lambda unit: acknowledge(unit, run, id)):
+    if not service.writer.run(lambda unit: acknowledge(unit, run, id), lock=of_run(run)):
         raise not_found(f"no finding {id} in run {run}", f"see /api/v1/runs/{run}/findings", "id")
     service.broker.publish(f"run:{run}", {"findings"}, None)
     with service.read() as connection:

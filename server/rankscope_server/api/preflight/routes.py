@@ -278,7 +278,8 @@ def _taken(intake: Intake, report: NodeReport) -> NodeReport:
 
 
 def member_of(request: Request, id: str) -> Live:
-    """Return the preflight whose token the request carries. Raises Problem 403, 404 or 410."""
+    """Return the preflight whose token the request carries. Raises Problem 403, 404, 410, 503."""
+    service_of(request).preflights.check_here()
     live = service_of(request).preflights.live(id)
     if live is None:
         raise not_found(

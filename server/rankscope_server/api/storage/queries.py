@@ -64,6 +64,7 @@ def retention(service: Service) -> RetentionAnswer:
     else:
         text = f"{size_text(num_bytes)} would be removed now."
     with service.read() as connection:
+        progress = loop.progress_of_owner(connection)
         table = tables.deletion
         newest = sa.select(table).order_by(table.c.asked_ns.desc()).limit(MAX_ROWS)
         deletions = [of_row(DeletionRow, row) for row in connection.execute(newest)]
@@ -71,7 +72,7 @@ def retention(service: Service) -> RetentionAnswer:
         text=text, are_any=loop.rules.are_any, rows=sum(row.rows for row in rows),
         bytes=num_bytes, planned=rows[:MAX_ROWS],
         unmet=unmet(loop.rules, counted.sizes, planned),
-        progress=of_row(RetentionProgress, loop.progress), deletions=deletions,
+        progress=of_row(RetentionProgress, progress), deletions=deletions,
         capped=capped(MAX_ROWS, len(rows)),
     )  # fmt: skip
 

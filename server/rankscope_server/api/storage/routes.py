@@ -18,6 +18,7 @@ from rankscope_server.api.storage.schema import (
 )
 from rankscope_server.problems import Problem
 from rankscope_server.store import deletion
+from rankscope_server.store.locks import of_run
 
 router = APIRouter(prefix="/api/v1", tags=["storage"])
 
@@ -73,7 +74,7 @@ def show_deletion(request: Request, run: str) -> Response:
 @router.delete("/deletions/{run}", **documented(ReleaseAnswer))
 def release_run(request: Request, run: str) -> Response:
     """Let the id of a deleted run be used again."""
-    service_of(request).writer.run(lambda unit: deletion.release(unit, run))
+    service_of(request).writer.run(lambda unit: deletion.release(unit, run), lock=of_run(run))
     return send(request, ReleaseAnswer(run_id=run, is_released=True))
 
 
@@ -91,6 +92,6 @@ def unpin_run(request: Request, run: str) -> Response:
 
 def _pin(request: Request, run: str, *, is_wanted: bool) -> Response:
     service = service_of(request)
-    service.writer.run(lambda unit: deletion.set_pin(unit, run, is_wanted))
+    service.writer.run(lambda unit: deletion.set_pin(unit, run, is_wanted), lock=of_run(run))
     service.broker.publish("runs", {"runs"}, None)
     return send(request, PinAnswer(run_id=run, is_pinned=is_wanted))
