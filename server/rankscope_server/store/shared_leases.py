@@ -58,6 +58,10 @@ _TAKE = (
 )
 _GIVE_BACK = sa.update(tables.lease).where(_NAMED, _LEASE.owner == _OWNER).values(owner="")
 _END = sa.update(tables.lease).where(_LEASE.owner == _OWNER).values(owner="")
+_FORGET = sa.delete(tables.server).where(
+    _SERVER.expires_ns < sa.bindparam("before_ns"),
+    _SERVER.id.not_in(sa.select(_LEASE.owner)),
+)
 _SELECT_OTHERS = sa.select(
     sa.func.count(), sa.func.max(_SERVER.behind_ms), sa.func.max(_SERVER.queue_ratio)
 ).where(_SERVER.id != _OWNER, _SERVER.expires_ns > _NOW_NS)
@@ -202,7 +206,7 @@ class SharedLeases:
         }  # fmt: skip
         upsert(connection, tables.server, [row], _SAID)
         long_ago_ns = now_ns - int(_FORGET_SECONDS * 1e9)
-        connection.execute(sa.delete(tables.server).where(_SERVER.expires_ns < long_ago_ns))
+        connection.execute(_FORGET, {"before_ns": long_ago_ns})
 
     def _take(self, connection: sa.Connection, wanted: dict[str, str]) -> dict[str, int]:
         """Return the epochs of what this process holds now, by name."""
