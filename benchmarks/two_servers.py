@@ -6,8 +6,8 @@
 A round: two real server processes on a real PostgreSQL, collectors that send several runs, each
 batch until it is acknowledged by either server. At random moments a server is killed (SIGKILL) and
 started again, or stopped (SIGSTOP) and woken (SIGCONT). Then the store is compared with what was
-acknowledged, and with that of one server that took the same batches undisturbed: batches, sums of
-collectives, steps, lines, numbers, ranks, findings. A round is one line of JSON in `--results`; a
+acknowledged, and with that of a third server that took the same batches undisturbed meanwhile:
+batches, sums of collectives, steps, lines, numbers, ranks, findings. A round is one line of JSON in `--results`; a
 round of the same seed and size that is there already is not repeated. Exit status 1 on any
 difference.
 """
@@ -77,6 +77,8 @@ class Result:
     twice: dict[str, int] = field(default_factory=dict)
     differs: dict[str, int] = field(default_factory=dict)  # from the undisturbed store
     findings: int = 0
+    only_here: list[str] = field(default_factory=list)  # of those that are open at the end
+    only_undisturbed: list[str] = field(default_factory=list)
     over_only_here: list[str] = field(default_factory=list)  # opened and recovered in between
     seconds: float = 0.0
     ended: bool = True  # all was found as over, in time
@@ -120,10 +122,8 @@ class Server:
             return bytes(reply.read())
 
     def count(self, name: str) -> float:
-        lines = self.ask("/metrics").decode().splitlines()
-        return next(
-            float(line.split()[1]) for line in lines if line.startswith(f"rankscope_{name} ")
-        )
+        lines = [line.split() for line in self.ask("/metrics").decode().splitlines()]
+        return next(float(line[1]) for line in lines if line[0] == f"rankscope_{name}")
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -148,11 +148,10 @@ class Packed:
 class Collector(threading.Thread):
     """Sends the batches of one node, in order, each until a server has acknowledged it."""
 
-    def __init__(
-        self, batches: list[Packed], ports: list[int], pause_seconds: float, seed: int
-    ) -> None:
+    def __init__(self, batches: list[Packed], ports: list[int], seed: int) -> None:
         super().__init__(daemon=True)
-        self.batches, self.ports, self.pause_seconds = batches, ports, pause_seconds
+        self.batches, self.ports = batches, ports
+        self.pause_seconds = STEPS_PER_BATCH * STEP_SECONDS
         self.draw = random.Random(seed)
         self.acknowledged: list[tuple[str, int]] = []
         self.statuses: Counter[str] = Counter()
@@ -227,8 +226,8 @@ class Store:
             ),
             "step tiles": Counter(tiles),
             "sums of collectives": self._counted(
-                'SELECT run_id, operation, "group", size_bytes, count, open, sum_ns, min_ns, max_ns,'
-                " blocked_ns FROM op_rollup"
+                'SELECT run_id, operation, "group", size_bytes, count, open, sum_ns, min_ns,'
+                " max_ns, blocked_ns FROM op_rollup"
             ),
             "numbers": self._counted("SELECT run_id, name, rank, step, attempt, value FROM metric"),
             "ranks": self._counted(
@@ -247,12 +246,11 @@ class Store:
 
     def findings(self, is_over: bool) -> Counter[Any]:
         """Return findings that are over, or those that are not."""
-        state = "=" if is_over else "<>"
-        rows = self.rows(
-            f"SELECT run_id, attempt, key, body FROM finding WHERE state {state} 'recovered'"
-        )
+        rows = self.rows("SELECT run_id, attempt, key, state, body FROM finding")
         found: Counter[Any] = Counter()
-        for run_id, attempt, key, body in rows:
+        for run_id, attempt, key, state, body in rows:
+            if (state == "recovered") != is_over:
+                continue
             one = json.loads(body)
             facts = (one["kind"], one["severity"], tuple(one["ranks"]), one["onset_step"])
             found[(run_id, attempt, key, *facts)] += 1
@@ -358,24 +356,6 @@ def wait_until_over(store: Store, seconds: float = 90.0) -> bool:
     return False
 
 
-def undisturbed(folder: Path, postgres: Postgres, nodes: list[list[Packed]]) -> Store:
-    """Send the same to one server that nothing happens to; return its store."""
-    url = postgres.create_migrated()
-    server = Server(folder, url).start()
-    try:
-        server.wait()
-        collectors = [Collector(batches, [server.port], 0.0, 0) for batches in nodes]
-        for collector in collectors:
-            collector.start()
-        for collector in collectors:
-            collector.join()
-        if not wait_until_over(Store(url)):
-            raise RuntimeError("the undisturbed server did not come to an end")
-    finally:
-        server.kill()
-    return Store(url)
-
-
 def compare(result: Result, store: Store, quiet: Store, acknowledged: set[tuple[str, int]]) -> None:
     """Compare the store with what was acknowledged, and with that of the undisturbed server."""
     stored = store.rows(
@@ -397,7 +377,9 @@ def compare(result: Result, store: Store, quiet: Store, acknowledged: set[tuple[
     )
     mine, theirs = store.findings(is_over=False), quiet.findings(is_over=False)
     result.findings = mine.total()
-    result.differs["findings"] = (mine - theirs).total() + (theirs - mine).total()
+    result.only_here = sorted(map(str, mine - theirs))
+    result.only_undisturbed = sorted(map(str, theirs - mine))
+    result.differs["findings"] = len(result.only_here) + len(result.only_undisturbed)
     verdicts = "SELECT run_id, (verdict::json)->>'ranks', (verdict::json)->>'kind' FROM run"
     result.differs["verdicts"] = len(set(store.rows(verdicts)) ^ set(quiet.rows(verdicts)))
     over = store.findings(is_over=True) - quiet.findings(is_over=True)
@@ -415,44 +397,45 @@ def postgres_server() -> Iterator[Postgres]:
 
 def measure(seed: int, events: int, folder: Path) -> Result:
     """Run one round."""
-    result, draw = Result(seed, events), random.Random(seed)
-    began = time.monotonic()
-    with postgres_server() as postgres:
-        url = postgres.create_migrated()
-        store = Store(url)
-        servers = [Server(folder / name, url).start() for name in ("a", "b")]
-        try:
-            for server in servers:
-                server.wait()
-            nodes = make_batches(seed, seconds=10.0 * events)
-            pause = STEPS_PER_BATCH * STEP_SECONDS
-            collectors = [
-                Collector(batches, [server.port for server in servers], pause, seed + number)
-                for number, batches in enumerate(nodes)
-            ]
-            for collector in collectors:
-                collector.start()
-            disturb(result, servers, store, draw)
-            for collector in collectors:
-                collector.pause_seconds = 0.0  # what is left, as fast as it goes
-            for collector in collectors:
-                collector.join()
-            result.ended = wait_until_over(store)
-            logs = "".join((server.folder / "log").read_text() for server in servers)
-            result.refused_writes = logs.count("has another owner now")
-        finally:
-            for server in servers:
-                server.kill()
+    result, began = Result(seed, events), time.monotonic()
+    with postgres_server() as postgres, contextlib.ExitStack() as stack:
+        urls = [postgres.create_migrated() for _ in range(2)]
+        store, quiet = map(Store, urls)
+        *servers, undisturbed = (
+            Server(folder / name, url) for name, url in zip("abc", [urls[0], *urls], strict=True)
+        )
+        for server in (*servers, undisturbed):
+            stack.callback(server.start().kill)
+        for server in (*servers, undisturbed):
+            server.wait()
+        nodes = make_batches(seed, seconds=10.0 * events)
+        ports = [server.port for server in servers]
+        collectors = [Collector(batches, ports, seed + n) for n, batches in enumerate(nodes)]
+        others = [Collector(batches, [undisturbed.port], seed) for batches in nodes]
+        for collector in (*collectors, *others):
+            collector.start()
+        disturb(result, servers, store, random.Random(seed))
+        for collector in (*collectors, *others):
+            collector.pause_seconds = 0.0  # what is left, as fast as it goes
+        for collector in (*collectors, *others):
+            collector.join()
+        result.ended = wait_until_over(store) and wait_until_over(quiet)
+        logs = "".join((server.folder / "log").read_text() for server in servers)
+        result.refused_writes = logs.count("has another owner now")
+        count_sends(result, collectors)
         acknowledged = {one for collector in collectors for one in collector.acknowledged}
-        result.batches = len(acknowledged)
-        result.sends = sum(collector.sends for collector in collectors)
-        result.repeats_without_effect = sum(collector.repeats for collector in collectors)
-        statuses = sum((collector.statuses for collector in collectors), Counter[str]())
-        result.unanswered = statuses.pop("none", 0)
-        result.statuses = dict(statuses)
-        compare(result, store, undisturbed(folder / "quiet", postgres, nodes), acknowledged)
+        compare(result, store, quiet, acknowledged)
     result.seconds = round(time.monotonic() - began, 1)
     return result
+
+
+def count_sends(result: Result, collectors: list[Collector]) -> None:
+    result.batches = sum(len(collector.acknowledged) for collector in collectors)
+    result.sends = sum(collector.sends for collector in collectors)
+    result.repeats_without_effect = sum(collector.repeats for collector in collectors)
+    statuses = sum((collector.statuses for collector in collectors), Counter[str]())
+    result.unanswered = statuses.pop("none", 0)
+    result.statuses = dict(statuses)
 
 
 def known(path: Path) -> dict[tuple[int, int], Result]:
@@ -492,20 +475,19 @@ def main() -> int:
 
 def show(result: Result) -> None:
     moves = sorted(result.move_seconds)
-    print(f"seed {result.seed}: {result.kills} kills, {result.stops} stops, {result.batches} batches,"
-          f" {result.sends} sends, {result.repeats_without_effect} repeats, statuses"
-          f" {result.statuses}, {result.refused_writes} writes refused by their epoch")  # fmt: skip
+    print(f"seed {result.seed}: {result.kills} kills, {result.stops} stops")
+    print(f"  {result.batches} batches acknowledged in {result.sends} sends, answers"
+          f" {result.statuses}, {result.repeats_without_effect} repeats without effect")  # fmt: skip
     if moves:
-        print(f"  {result.moves} runs moved; until each was looked at: median"
+        print(f"  {result.moves} runs moved; until all were looked at: median"
               f" {moves[len(moves) // 2]} s, longest {moves[-1]} s")  # fmt: skip
-    print(f"  lost {sum(result.lost.values())}, twice {sum(result.twice.values())}, findings"
-          f" {result.findings}, that differ {result.differs}")  # fmt: skip
-    wrong = {
-        name: {key: number for key, number in part.items() if number}
-        for name, part in (("lost", result.lost), ("twice", result.twice))
-    }
+    print(f"  {result.refused_writes} writes of a server that was woken were refused")
+    print(f"  lost {sum(result.lost.values())}, twice {sum(result.twice.values())}; of"
+          f" {result.findings} findings {result.differs['findings']} differ")  # fmt: skip
     if not result.passed:
-        print(f"  FAILED {wrong} {result.differs} ended {result.ended}")
+        parts = {"lost": result.lost, "twice": result.twice, "differs": result.differs}
+        wrong = {name: {k: n for k, n in part.items() if n} for name, part in parts.items()}
+        print(f"  FAILED {wrong}, came to an end: {result.ended}")
 
 
 if __name__ == "__main__":
