@@ -7,9 +7,9 @@ A round: two real server processes on a real PostgreSQL, collectors that send se
 batch until it is acknowledged by either server. At random moments a server is killed (SIGKILL) and
 started again, or stopped (SIGSTOP) and woken (SIGCONT). Then the store is compared with what was
 acknowledged, and with that of a third server that took the same batches undisturbed meanwhile:
-batches, sums of collectives, steps, lines, numbers, ranks, findings. A round is one line of JSON in `--results`; a
-round of the same seed and size that is there already is not repeated. Exit status 1 on any
-difference.
+batches, sums of collectives, steps, lines, numbers, ranks, findings. A round is one line of JSON in
+`--results`; a round of the same seed and size that is there already is not repeated. Exit status 1
+on any difference, and where a run moved later than the bar.
 """
 
 from __future__ import annotations
@@ -283,7 +283,8 @@ class Store:
 
 def make_batches(seed: int, seconds: float) -> list[list[Packed]]:
     """Return the batches of each node of all runs, which end when they have been sent."""
-    steps = int(seconds / STEP_SECONDS)
+    # All begin at the same time: none is an earlier run that another one is compared with.
+    steps, start_ns = int(seconds / STEP_SECONDS), time.time_ns()
     nodes: dict[str, list[Packed]] = {}
     for number in range(RUNS):
 
@@ -296,7 +297,7 @@ def make_batches(seed: int, seconds: float) -> list[list[Packed]]:
         seed_with(
             take, run_id=f"run-{number}", ranks=RANKS, ranks_per_node=RANKS_PER_NODE, steps=steps,
             steps_per_batch=STEPS_PER_BATCH, fault=FAULTS[number % len(FAULTS)],
-            seed=seed * RUNS + number, start_ns=time.time_ns(),
+            seed=seed * RUNS + number, start_ns=start_ns,
         )  # fmt: skip
     return list(nodes.values())
 
@@ -476,7 +477,7 @@ def main() -> int:
 def show(result: Result) -> None:
     moves = sorted(result.move_seconds)
     print(f"seed {result.seed}: {result.kills} kills, {result.stops} stops")
-    print(f"  {result.batches} batches acknowledged in {result.sends} sends, answers"
+    print(f"  {result.batches} batches acknowledged in {result.sends} sends with"
           f" {result.statuses}, {result.repeats_without_effect} repeats without effect")  # fmt: skip
     if moves:
         print(f"  {result.moves} runs moved; until all were looked at: median"
