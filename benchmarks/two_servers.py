@@ -477,8 +477,8 @@ def main() -> int:
 def show(result: Result) -> None:
     moves = sorted(result.move_seconds)
     print(f"seed {result.seed}: {result.kills} kills, {result.stops} stops")
-    print(f"  {result.batches} batches acknowledged in {result.sends} sends with"
-          f" {result.statuses}, {result.repeats_without_effect} repeats without effect")  # fmt: skip
+    print(f"  {result.batches} batches acknowledged in {result.sends} sends: {result.statuses},"
+          f" {result.repeats_without_effect} had been stored before")  # fmt: skip
     if moves:
         print(f"  {result.moves} runs moved; until all were looked at: median"
               f" {moves[len(moves) // 2]} s, longest {moves[-1]} s")  # fmt: skip

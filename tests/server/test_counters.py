@@ -20,7 +20,7 @@ COUNTERS |= {f"rankscope_{name}_total" for name in ("looks", "look_seconds", "un
 GAUGES = {
     f"rankscope_{name}"
     for name in (
-        "runs_live", "runs_behind", "streams_open", "queue_bytes", "queue_jobs",
+        "runs_live", "runs_behind", "servers_up", "streams_open", "queue_bytes", "queue_jobs",
         "queue_delay_seconds", "analysis_lag_seconds", "disk_full", "disk_free_bytes",
         "database_bytes", "wal_bytes", "alert_messages_pending", "alert_messages_given_up",
     )

@@ -179,9 +179,9 @@ def test_batches_sent_at_once_are_each_stored_once(start_server: Start, postgres
 
 
 def test_the_document_sets_it_up(own_postgres: Postgres, start_server: Start) -> None:
-    """Commands of docs/postgresql.md, on a socket in place of the host."""
+    """Commands of docs/postgresql.md, on a socket and on loopback in place of the hosts."""
     page = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text()
-    making, serving = (block.split("```")[0] for block in page.split("```sh\n")[1:])
+    making, serving, second = (block.split("```")[0] for block in page.split("```sh\n")[1:])
     socket = own_postgres.url("x").partition("=")[2]
     programs = postgres_programs()
     for line in making.splitlines():
@@ -190,7 +190,12 @@ def test_the_document_sets_it_up(own_postgres: Postgres, start_server: Start) ->
             [f"{programs}/{program}", *arguments], check=True, capture_output=True,
             env=os.environ | {"PGHOST": socket, "PGUSER": "administrator", "LC_ALL": "C"},
         )  # fmt: skip
-    (command,) = (line for line in serving.splitlines() if line.startswith("rankscope serve "))
-    flag, url = shlex.split(command)[2:]
-    server = start_server(flag, url.replace("@db.example/", "@/") + f"?host={socket}")
-    assert httpx.get(f"{server.url}/api/v1/ready").json()["status"] == "ok"
+    for block in (serving, second):
+        (command,) = (line for line in block.splitlines() if line.startswith("rankscope serve "))
+        words = [
+            word.replace("@db.example/", "@/") + f"?host={socket}" if "db.example" in word else word
+            for word in shlex.split(command.replace("10.0.0.12", "127.0.0.1"))[2:]
+        ]
+        server = start_server(*words)
+        assert httpx.get(f"{server.url}/api/v1/ready").json()["status"] == "ok"
+    assert "rankscope_servers_up 2.0" in httpx.get(f"{server.url}/metrics").text
