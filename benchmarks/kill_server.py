@@ -1,54 +1,78 @@
 """Kill the server at random moments during ingest: is every acknowledged batch there, none twice?
 
-    python benchmarks/kill_server.py              # 20 kills, 4 producers
-    python benchmarks/kill_server.py --kills 3 --json
+    python benchmarks/kill_server.py                            # 200 kills, SQLite
+    python benchmarks/kill_server.py --database postgresql
+    python benchmarks/kill_server.py --database postgresql --victim database --kills 10
+    python benchmarks/kill_server.py --kills 3 --json           # one round that is not kept
 
 A real server process takes batches from several producers at once. Each producer repeats a batch
-until it is acknowledged. The server is killed with SIGKILL and started again on the same data.
-At the end the store is compared with what was acknowledged: batches, metric rows, log lines,
-chunks, and the sums of the collectives, which would count a batch stored twice. Exit status 1 on
-any loss or double.
+until it is acknowledged. The server is killed with SIGKILL and started again on the same data; with
+`--victim database` it is PostgreSQL that is stopped in the middle (`pg_ctl stop -m immediate`) and
+started again. Every second kill falls at any moment, the others after the store was seen to be
+written, as many milliseconds later as a commit may take: before, in and after it.
+
+At the end of a round the store is compared with what was acknowledged: batches, metric rows, log
+lines, chunks, and the sums of the collectives, which would count a batch stored twice. Each round
+of 20 kills has an empty store and is a line of benchmarks/results/kill_server.jsonl; a run that was
+stopped goes on there. Exit status 1 on any loss or double.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
 import random
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import sqlalchemy as sa
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 from rankscope.wire import schema
 from rankscope.wire.chunk import encode_chunk
+from tests.server.postgres import Postgres
+from tests.server.wal import read_wal
 
+RESULTS = ROOT / "benchmarks" / "results" / "kill_server.jsonl"
 RUN = "kill-test"
 EVENTS_PER_BATCH = 50
-START_SECONDS = 30.0
+START_SECONDS = 60.0
+KILLS_PER_ROUND = 20
+LONGEST_COMMIT_MS = 40.0
 
 
 @dataclass
 class Result:
     """What the bar asks for."""
 
+    database: str = "sqlite"
+    victim: str = "server"
+    seed: int = 1
     kills: int = 0
+    kills_in_a_commit: int = 0  # a transaction that did not end was in SQLite's log
     producers: int = 0
     acknowledged: int = 0
     stored_before_the_answer: int = 0  # committed, answer lost: the repeat was a duplicate
     failed_sends: int = 0
+    refused: dict[str, int] = field(default_factory=dict)  # answers other than 200, by status
+    tracebacks: int = 0  # in the server's own log
     lost: dict[str, int] = field(default_factory=dict)
     twice: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -56,14 +80,15 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return not any(self.lost.values()) and not any(self.twice.values())
+        is_true = not any(self.lost.values()) and not any(self.twice.values())
+        return is_true and self.refused.keys() <= {"503", "507"} and not self.tracebacks
 
 
 class Server:
     """A real server process on one address and one data folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder, self.flags, self.log = folder, flags, folder / "log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
@@ -73,8 +98,10 @@ class Server:
         command = [
             sys.executable, "-m", "rankscope_server.cli", "--port", str(self.port),
             "--data-dir", str(self.folder), "--log-level", "error",
+            "--disk-reserve-bytes", "0", *self.flags,
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         url = f"http://127.0.0.1:{self.port}/api/v1/ready"
         while time.monotonic() < deadline:
@@ -100,6 +127,7 @@ class Producer(threading.Thread):
         self.acknowledged = 0
         self.duplicates = 0
         self.failed_sends = 0
+        self.refused: Counter[str] = Counter()
         self.connection: http.client.HTTPConnection | None = None
 
     def run(self) -> None:
@@ -123,6 +151,7 @@ class Producer(threading.Thread):
             self.close()
             return False
         if reply.status != 200:
+            self.refused[str(reply.status)] += 1
             return False
         self.duplicates += bool(answer["duplicate"])
         return True
@@ -160,67 +189,168 @@ def make_batch(producer: int, sequence: int) -> bytes:
     )  # fmt: skip
 
 
-def measure(kills: int, num_producers: int, seed: int, folder: Path) -> Result:
-    """Run the whole thing."""
-    draw = random.Random(seed)
-    server, stop = Server(folder), threading.Event()
-    server.start()
-    producers = [Producer(index, server.port, stop) for index in range(num_producers)]
+class Store:
+    """The database under a server: seen from outside, killed where it is a server itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "rankscope.db"
+        self.flags: tuple[str, ...] = ()
+        self.url = f"sqlite:///{self.file}"
+
+    def written(self) -> object:
+        """Return what is another one after something was written."""
+        try:
+            return self.file.with_name("rankscope.db-wal").stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def was_cut_in_a_commit(self) -> bool:
+        """Return whether the server was killed while it wrote a transaction."""
+        return read_wal(self.file).is_cut_in_a_transaction
+
+    def kill(self) -> None:
+        raise RuntimeError("SQLite is no server")
+
+    def start(self) -> None:
+        """Start it again."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class PostgresStore(Store):
+    """A PostgreSQL server of our own, with all its syncs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._server = Postgres().start()
+        url = self._server.create()
+        self.flags = ("--database-url", url)
+        self.url = url.replace("postgresql:", "postgresql+psycopg:")
+        self._engine = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", pool_size=1)
+        self._position = sa.text("SELECT pg_current_wal_insert_lsn()")
+
+    def written(self) -> object:
+        with contextlib.suppress(sa.exc.DBAPIError), self._engine.connect() as connection:
+            return connection.scalar(self._position)
+        return None
+
+    def was_cut_in_a_commit(self) -> bool:
+        return False  # its log does not show that
+
+    def kill(self) -> None:
+        self._server.end(signal.SIGQUIT)  # what `pg_ctl stop -m immediate` sends
+
+    def start(self) -> None:
+        self._server.start()
+
+    def close(self) -> None:
+        self._engine.dispose()
+        self._server.close()
+
+
+STORES: dict[str, Callable[[Path], Store]] = {"sqlite": Store, "postgresql": PostgresStore}
+
+
+def measure(result: Result, folder: Path) -> None:
+    """Run one round: fill the result."""
+    store = STORES[result.database](folder)
+    server = Server(folder, *store.flags)
+    try:
+        server.start()
+        kill_and_compare(result, server, store)
+    finally:
+        server.kill()
+        store.close()
+
+
+def kill_and_compare(result: Result, server: Server, store: Store) -> None:
+    draw, stop = random.Random(result.seed), threading.Event()
+    producers = [Producer(index, server.port, stop) for index in range(result.producers)]
     started, restarts = time.monotonic(), []
     for producer in producers:
         producer.start()
-    try:
-        for _ in range(kills):
-            time.sleep(draw.uniform(0.05, 1.0))
-            server.kill()
-            at = time.monotonic()
-            server.start()
-            restarts.append(time.monotonic() - at)
-        time.sleep(0.3)
-        stop.set()
-        for producer in producers:
-            producer.join(30)
-        result = Result(
-            kills=kills,
-            producers=num_producers,
-            acknowledged=sum(producer.acknowledged for producer in producers),
-            stored_before_the_answer=sum(producer.duplicates for producer in producers),
-            failed_sends=sum(producer.failed_sends for producer in producers),
-            seconds=time.monotonic() - started,
-            restart_seconds_median=float(np.median(restarts)) if restarts else 0.0,
-        )
-        compare(result, producers, server)
-    finally:
-        server.kill()
-    return result
+    for number in range(result.kills):
+        wait_for_moment(draw, store, in_commit=number % 2 == 1)
+        victim: Server | Store = store if result.victim == "database" else server
+        victim.kill()
+        result.kills_in_a_commit += store.was_cut_in_a_commit()
+        at = time.monotonic()
+        victim.start()
+        restarts.append(time.monotonic() - at)
+    time.sleep(0.3)
+    stop.set()
+    for producer in producers:
+        producer.join(60)
+    result.acknowledged = sum(producer.acknowledged for producer in producers)
+    result.stored_before_the_answer = sum(producer.duplicates for producer in producers)
+    result.failed_sends = sum(producer.failed_sends for producer in producers)
+    result.refused = dict(sum((producer.refused for producer in producers), Counter()))
+    result.tracebacks = server.log.read_text().count("Traceback")
+    result.seconds = time.monotonic() - started
+    result.restart_seconds_median = float(np.median(restarts)) if restarts else 0.0
+    compare(result, producers, server, store)
 
 
-def compare(result: Result, producers: list[Producer], server: Server) -> None:
+def wait_for_moment(draw: random.Random, store: Store, in_commit: bool) -> None:
+    """Wait for any moment, or for one in the life of a commit."""
+    time.sleep(draw.uniform(0.05, 1.0))
+    if in_commit:
+        before, deadline = store.written(), time.monotonic() + 5
+        while store.written() == before and time.monotonic() < deadline:
+            time.sleep(0.0001)
+        time.sleep(draw.uniform(0.0, LONGEST_COMMIT_MS / 1e3))
+
+
+def compare(result: Result, producers: list[Producer], server: Server, store: Store) -> None:
     """Compare the store with what was acknowledged."""
     wanted = {
         (producer.index, sequence)
         for producer in producers
         for sequence in range(1, producer.acknowledged + 1)
     }
-    database = sqlite3.connect(f"file:{server.folder / 'rankscope.db'}?mode=ro", uri=True)
-    stored = {
-        "batches": database.execute(
-            "SELECT substr(p.producer, 2), b.sequence FROM batch b JOIN producer p"
-            " ON p.id = b.producer_id"
-        ).fetchall(),
-        "metric rows": database.execute("SELECT rank, step FROM metric").fetchall(),
-        "chunks": database.execute("SELECT rank, step_lo FROM chunk").fetchall(),
-        "log lines": log_lines(server.port),
-    }
-    for name, rows in stored.items():
-        found = [(int(producer), int(sequence)) for producer, sequence in rows]
+    for name, found in stored_batches(store.url, server.port).items():
         result.lost[name] = len(wanted - set(found))
-        result.twice[name] = len(found) - len(set(found))
-    events = database.execute('SELECT sum("count") FROM op_rollup').fetchone()[0] or 0
-    difference = events - len(wanted) * EVENTS_PER_BATCH
+        result.twice[name] = len(found) - len(set(found)) + len(set(found) - wanted)
+    difference = stored_events(store.url) - len(wanted) * EVENTS_PER_BATCH
     result.lost["events in sums"] = max(-difference, 0)
     result.twice["events in sums"] = max(difference, 0)
-    database.close()
+
+
+def stored_batches(url: str, port: int) -> dict[str, list[tuple[int, int]]]:
+    """Return (producer, sequence) of what is stored of each batch, by what it is."""
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+
+        def rows(query: str) -> list[Any]:
+            return list(connection.execute(sa.text(query)))
+
+        found = {
+            "batches": [
+                (producer[1:], sequence)
+                for producer, sequence in rows(
+                    "SELECT p.producer, b.sequence FROM batch b"
+                    " JOIN producer p ON p.id = b.producer_id"
+                )
+            ],
+            "metric rows": rows("SELECT rank, step FROM metric"),
+            "chunks": rows("SELECT rank, step_lo FROM chunk"),
+            "log lines": log_lines(port),
+        }
+    engine.dispose()
+    return {
+        name: [(int(producer), int(sequence)) for producer, sequence in pairs]
+        for name, pairs in found.items()
+    }
+
+
+def stored_events(url: str) -> int:
+    """Return how many collectives the sums count."""
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        events = int(connection.scalar(sa.text('SELECT sum("count") FROM op_rollup')) or 0)
+    engine.dispose()
+    return events
 
 
 def log_lines(port: int) -> list[tuple[str, str]]:
@@ -239,27 +369,62 @@ def log_lines(port: int) -> list[tuple[str, str]]:
             return found
 
 
+def kept(database: str, victim: str) -> list[dict[str, Any]]:
+    """Return the rounds that were run already."""
+    if not RESULTS.exists():
+        return []
+    rounds = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    return [one for one in rounds if (one["database"], one["victim"]) == (database, victim)]
+
+
+def run_round(result: Result) -> None:
+    with tempfile.TemporaryDirectory(prefix="rankscope-kill-") as folder:
+        measure(result, Path(folder))
+
+
+def line_of(result: Result) -> str:
+    return json.dumps(asdict(result) | {"passed": result.passed})
+
+
+def show(rounds: list[dict[str, Any]]) -> bool:
+    """Print the sums of all rounds; return whether nothing was lost, and nothing stored twice."""
+    for name in ("kills", "kills_in_a_commit", "acknowledged", "stored_before_the_answer",
+                 "failed_sends", "seconds"):  # fmt: skip
+        print(f"{name.replace('_', ' '):28} {sum(one[name] for one in rounds):>8.0f}")
+    print(f"{'':28} {'lost':>8} {'twice':>8}")
+    for name in rounds[0]["lost"]:
+        lost, twice = (sum(one[what][name] for one in rounds) for what in ("lost", "twice"))
+        print(f"{name:28} {lost:>8} {twice:>8}")
+    has_passed = all(one["passed"] for one in rounds)
+    print("refused", dict(sum((Counter(one["refused"]) for one in rounds), Counter())))
+    print("passed" if has_passed else "FAILED")
+    return has_passed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--producers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    parser.add_argument("--database", choices=STORES, default="sqlite")
+    parser.add_argument("--victim", choices=("server", "database"), default="server")
+    parser.add_argument("--json", action="store_true", help="one round, printed, not kept")
     choices = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="rankscope-kill-") as folder:
-        result = measure(choices.kills, choices.producers, choices.seed, Path(folder))
+    if choices.victim == "database" and choices.database == "sqlite":
+        parser.error("SQLite is no server; add --database postgresql")
+    result = Result(choices.database, choices.victim, choices.seed, producers=choices.producers)
     if choices.json:
-        print(json.dumps(asdict(result) | {"passed": result.passed}))
-    else:
-        for name, value in asdict(result).items():
-            if not isinstance(value, dict):
-                print(f"{name.replace('_', ' '):28} {value:.2f}" if isinstance(value, float)
-                      else f"{name.replace('_', ' '):28} {value}")  # fmt: skip
-        print(f"{'':28} {'lost':>6} {'twice':>6}")
-        for name, lost in result.lost.items():
-            print(f"{name:28} {lost:>6} {result.twice[name]:>6}")
-        print("passed" if result.passed else "FAILED")
-    return 0 if result.passed else 1
+        result.kills = choices.kills
+        run_round(result)
+        print(line_of(result))
+        return 0 if result.passed else 1
+    while (done := sum(one["kills"] for one in kept(choices.database, choices.victim))) < choices.kills:
+        result = Result(choices.database, choices.victim, choices.seed + done,
+                        min(KILLS_PER_ROUND, choices.kills - done), producers=choices.producers)  # fmt: skip
+        run_round(result)
+        with RESULTS.open("a") as file:
+            file.write(line_of(result) + "\n")
+    return 0 if show(kept(choices.database, choices.victim)) else 1
 
 
 if __name__ == "__main__":

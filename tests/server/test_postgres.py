@@ -82,6 +82,24 @@ def test_a_database_that_goes_away_is_a_503_and_comes_back_unseen(
         assert sender.get("/logs")["total"] == 2
 
 
+def test_a_database_that_is_away_at_first_is_no_failure_of_the_server(
+    start_server: Start, own_postgres: Postgres
+) -> None:
+    """Who sends is looked up in the database: before any route, and in none of its handlers."""
+    server = start_server("--database-url", own_postgres.create())
+    own_postgres.end(signal.SIGQUIT)
+    with httpx.Client(base_url=server.url) as client:
+        for path in ("/api/v1/runs", "/api/v1/settings", "/metrics"):
+            reply = client.get(path)
+            assert reply.status_code == 503, reply.text
+            assert reply.headers["retry-after"]
+            assert reply.json()["error"]["remedy"] == "check that it runs"
+    server.end()
+    output = server.output()
+    assert "the analysis of" not in output
+    assert "Traceback" not in output, output
+
+
 def test_an_answer_sees_one_state_of_the_store(postgres: Postgres) -> None:
     writer, reader = open_engines(postgres.create(), "normal")
     runs = sa.text("SELECT count(*) FROM run")

@@ -400,6 +400,13 @@ class AnalysisLoop:
         with self._lock:
             # From here on batches wait in memory; those that the snapshot holds are skipped.
             run.state = state
+        try:
+            self._read_again(run_id, run, state)
+        except StoreUnavailableError:
+            run.state = None  # it may hold a part
+            raise
+
+    def _read_again(self, run_id: str, run: LiveRun, state: RunState) -> None:
         with self._reader.connect() as connection:
             run.last_batch = newest_batch(connection, run_id)
             run.last_block = newest_block(connection, run_id)

@@ -16,6 +16,12 @@ from rankscope_server.store.engine import StoreUnavailableError, explain
 log = logging.getLogger(__name__)
 
 
+def unavailable(request: Request, error: StoreUnavailableError) -> Response:
+    """Return the answer to a request that the store cannot serve now."""
+    service_of(request).counters.unavailable.labels(error.cause).inc()
+    return answer(request, Problem(503, str(error), None, error.remedy))
+
+
 def install(app: FastAPI) -> None:
     """Make every failure of the app an answer of this form."""
 
@@ -25,8 +31,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(StoreUnavailableError)
     async def on_store(request: Request, error: StoreUnavailableError) -> Response:
-        service_of(request).counters.unavailable.labels(error.cause).inc()
-        return answer(request, Problem(503, str(error), None, error.remedy))
+        return unavailable(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def on_validation(request: Request, error: RequestValidationError) -> Response:
@@ -47,7 +52,7 @@ def install(app: FastAPI) -> None:
         reason = explain(error)
         if reason is None:
             return await on_failure(request, error)
-        return await on_store(request, reason)
+        return unavailable(request, reason)
 
     @app.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ from rankscope_server.access.door import Credential
 from rankscope_server.access.oidc import CALLBACK
 from rankscope_server.access.roles import ANYONE, ROLES, Principal, Role, included
 from rankscope_server.api import deeds
+from rankscope_server.api.failures import unavailable
 from rankscope_server.api.proxies import PROXY_USER
 from rankscope_server.api.service import Service
 from rankscope_server.preflight.hub import TOKEN_PREFIX
@@ -60,6 +61,9 @@ class Guard:
             scope[_PRINCIPAL] = await _principal(request)
         except Problem as problem:
             await answer(request, problem)(scope, receive, send)
+            return
+        except StoreUnavailableError as error:  # who sends is looked up there
+            await unavailable(request, error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

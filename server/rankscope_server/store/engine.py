@@ -63,7 +63,8 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
 
     Raises SQLAlchemyError where the database cannot be opened, OSError where its folder cannot,
     ImportError where its driver is not installed, StoreVersionError where another version made
-    its tables or the database server is too old.
+    its tables or the database server is too old. Whoever reads later gets StoreUnavailableError in
+    place of what `explain` explains.
     """
     address = _address(url)
     if address.get_backend_name() != "sqlite":
@@ -85,6 +86,7 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
     except BaseException:
         writer.dispose()  # the reader has no connection yet
         raise
+    sa.event.listen(reader, "handle_error", _explained, retval=True)
     return writer, reader
 
 
@@ -96,6 +98,12 @@ def open_for_leases(url: str) -> sa.Engine:
 def open_for_notices(url: str) -> sa.Engine:
     """Return an engine whose connections hear what other processes say. PostgreSQL alone."""
     return sa.create_engine(_address(url), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+
+
+def _explained(context: sa.engine.ExceptionContext) -> BaseException | None:
+    if context.is_pre_ping or context.sqlalchemy_exception is None:
+        return None  # a connection that died is replaced
+    return explain(context.sqlalchemy_exception)
 
 
 def migrate(engine: sa.Engine) -> None:
@@ -305,6 +313,8 @@ def only_server(url: str) -> Iterator[None]:
 
 def explain(error: BaseException) -> StoreUnavailableError | None:
     """Return what a database error means for the sender, or None where it is a bug of ours."""
+    if isinstance(error, StoreUnavailableError):
+        return error
     if not isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | OSError):
         return None
     text = str(getattr(error, "orig", error)).lower()
@@ -322,7 +332,8 @@ def explain(error: BaseException) -> StoreUnavailableError | None:
         return StoreUnavailableError("the database file cannot be used", "check its disk")
     if "deadlock" in text:
         return StoreUnavailableError("two servers waited for each other", "send again")
-    if "connect" in text or "server closed" in text:
+    is_cut = getattr(error, "connection_invalidated", False)
+    if is_cut or "connect" in text or "server closed" in text:
         return StoreUnavailableError("the database cannot be reached", "check that it runs")
     return None
 
