@@ -43,14 +43,13 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rankscope.wire import schema
 from rankscope.wire.chunk import encode_chunk
 from tests.server.postgres import Postgres
 from tests.server.wal import read_wal
 
-RESULTS = ROOT / "benchmarks" / "results" / "kill_server.jsonl"
+RESULTS = Path(__file__).parent / "results" / "kill_server.jsonl"
 RUN = "kill-test"
 EVENTS_PER_BATCH = 50
 START_SECONDS = 60.0
@@ -72,7 +71,7 @@ class Result:
     stored_before_the_answer: int = 0  # committed, answer lost: the repeat was a duplicate
     failed_sends: int = 0
     refused: dict[str, int] = field(default_factory=dict)  # answers other than 200, by status
-    tracebacks: int = 0  # in the server's own log
+    failures: list[str] = field(default_factory=list)  # that the server logged
     lost: dict[str, int] = field(default_factory=dict)
     twice: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -81,7 +80,7 @@ class Result:
     @property
     def passed(self) -> bool:
         is_true = not any(self.lost.values()) and not any(self.twice.values())
-        return is_true and self.refused.keys() <= {"503", "507"} and not self.tracebacks
+        return is_true and self.refused.keys() <= {"503", "507"} and not self.failures
 
 
 class Server:
@@ -94,7 +93,8 @@ class Server:
             self.port = int(probe.getsockname()[1])
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, path: str = "ready") -> None:
+        """Start it; return once this path is answered with 200. Raises RuntimeError."""
         command = [
             sys.executable, "-m", "rankscope_server.cli", "--port", str(self.port),
             "--data-dir", str(self.folder), "--log-level", "error",
@@ -103,12 +103,14 @@ class Server:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
-        url = f"http://127.0.0.1:{self.port}/api/v1/ready"
+        url = f"http://127.0.0.1:{self.port}/api/v1/{path}"
         while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(url, timeout=2):
                     return
             except OSError:
+                if self.process.poll() is not None:
+                    break
                 time.sleep(0.02)
         raise RuntimeError("the server did not start")
 
@@ -126,6 +128,7 @@ class Producer(threading.Thread):
         self.index, self.port, self.stop_event = index, port, stop
         self.acknowledged = 0
         self.duplicates = 0
+        self.gives_up = False
         self.failed_sends = 0
         self.refused: Counter[str] = Counter()
         self.connection: http.client.HTTPConnection | None = None
@@ -135,9 +138,15 @@ class Producer(threading.Thread):
             body = make_batch(self.index, self.acknowledged + 1)
             while not self.send(body):
                 self.failed_sends += 1
+                if self.gives_up:
+                    return
                 time.sleep(0.01)
             self.acknowledged += 1
         self.close()
+
+    def give_up(self) -> None:
+        """Repeat the batch in work no more: the server does not come back."""
+        self.gives_up = True
 
     def send(self, body: bytes) -> bool:
         """Return whether the server acknowledged."""
@@ -286,7 +295,8 @@ def kill_and_compare(result: Result, server: Server, store: Store) -> None:
     result.stored_before_the_answer = sum(producer.duplicates for producer in producers)
     result.failed_sends = sum(producer.failed_sends for producer in producers)
     result.refused = dict(sum((producer.refused for producer in producers), Counter()))
-    result.tracebacks = server.log.read_text().count("Traceback")
+    lines = server.log.read_text().splitlines()
+    result.failures = [line for line in lines if " ERROR " in line or "Error: " in line][:20]
     result.seconds = time.monotonic() - started
     result.restart_seconds_median = float(np.median(restarts)) if restarts else 0.0
     compare(result, producers, server, store)
@@ -377,6 +387,10 @@ def kept(database: str, victim: str) -> list[dict[str, Any]]:
     return [one for one in rounds if (one["database"], one["victim"]) == (database, victim)]
 
 
+def kills_of(rounds: list[dict[str, Any]]) -> int:
+    return sum(one["kills"] for one in rounds)
+
+
 def run_round(result: Result) -> None:
     with tempfile.TemporaryDirectory(prefix="rankscope-kill-") as folder:
         measure(result, Path(folder))
@@ -418,12 +432,12 @@ def main() -> int:
         run_round(result)
         print(line_of(result))
         return 0 if result.passed else 1
-    while (done := sum(one["kills"] for one in kept(choices.database, choices.victim))) < choices.kills:
-        result = Result(choices.database, choices.victim, choices.seed + done,
-                        min(KILLS_PER_ROUND, choices.kills - done), producers=choices.producers)  # fmt: skip
+    while (done := kills_of(kept(choices.database, choices.victim))) < choices.kills:
+        result.seed, result.kills = choices.seed + done, min(KILLS_PER_ROUND, choices.kills - done)
         run_round(result)
         with RESULTS.open("a") as file:
             file.write(line_of(result) + "\n")
+        result = Result(choices.database, choices.victim, producers=choices.producers)
     return 0 if show(kept(choices.database, choices.victim)) else 1
 
 

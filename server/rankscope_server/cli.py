@@ -39,7 +39,9 @@ from rankscope_server.settings import (
 from rankscope_server.store.disk import disk_of
 from rankscope_server.store.engine import (
     StoreInUseError,
+    StoreUnavailableError,
     StoreVersionError,
+    explain,
     foresee,
     only_server,
     open_engines,
@@ -180,6 +182,10 @@ def _no_store(settings: Settings, error: Exception) -> str:
     if not settings.database_url and disk_of(settings.address_of_database(), 0, 0).is_used_up():
         return f"the disk of {settings.directory()} is full; free a few MiB there"
     flag = "--database-url" if settings.database_url else "--data-dir"
+    reason = explain(error)
+    if reason is not None and reason.cause == "damaged":
+        store = without_password(settings.address_of_database())
+        return f"{reason}: {store}; {reason.remedy}, or choose another store with {flag}"
     return f"{error}; choose another store with {flag}"
 
 
@@ -237,7 +243,8 @@ def _open_store(settings: Settings) -> bool:
             for engine in engines:
                 engine.dispose()
             return found
-    except (OSError, SQLAlchemyError, ImportError) as error:  # ImportError: no driver for it
+    except (OSError, SQLAlchemyError, StoreUnavailableError, ImportError) as error:
+        # ImportError: no driver for it
         raise OSError(_no_store(settings, error)) from error
 
 

@@ -41,5 +41,7 @@ def read_wal(database: Path) -> Wal:
         if struct.unpack_from(">I", data, at - size + 4)[0]:  # the pages of the database after it
             commits.append(at)
     index = database.with_name(database.name + "-shm")
-    frames = struct.unpack_from("=I", index.read_bytes(), _BACKFILLED_AT)[0] if index.exists() else 0
+    if not index.exists():
+        return Wal(tuple(commits), at, 0)
+    frames = struct.unpack_from("=I", index.read_bytes(), _BACKFILLED_AT)[0]
     return Wal(tuple(commits), at, HEADER_BYTES + frames * size if frames else 0)

@@ -102,6 +102,9 @@ class Deliverer:
                 return
             try:
                 pause = self._hand_out()
+            except StoreUnavailableError as error:
+                log.warning("alerts wait: %s", error)
+                pause = IDLE_SECONDS
             except Exception as error:
                 log.error("alerts are not sent now", exc_info=error)
                 pause = IDLE_SECONDS

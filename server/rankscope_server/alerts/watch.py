@@ -134,7 +134,8 @@ class Watcher:
     def _failed(self, text: str, error: Exception | None) -> None:
         if text != self.failure:  # once, not with every look
             self.failure = text
-            log.error("a look at the alert rules failed: %s", text, exc_info=error)
+            level = logging.WARNING if error is None else logging.ERROR
+            log.log(level, "a look at the alert rules failed: %s", text, exc_info=error)
 
 
 def least_silence_seconds(rules: list[StoredRule]) -> float | None:

@@ -15,6 +15,10 @@ from rankscope_server.problems import ErrorAnswer, Problem, request_id
 
 _encoder = msgspec.json.Encoder()
 _documented: dict[str, type[msgspec.Struct]] = {}
+_AWAY = "The store cannot be used now, or the server ends."
+_RETRY_AFTER = {
+    "Retry-After": {"description": "Seconds.", "required": True, "schema": {"type": "integer"}}
+}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -54,7 +58,9 @@ def documented_as(media_type: str, description: str) -> dict[str, Any]:
 
 def _responses(description: str, content: dict[str, Any]) -> dict[str, Any]:
     failed = {"description": (ErrorAnswer.__doc__ or "").strip(), **_content(ErrorAnswer)}
-    return {"responses": {200: {"description": description, **content}, "4XX": failed}}
+    away = {"description": _AWAY, "headers": _RETRY_AFTER, **_content(ErrorAnswer)}
+    answers = {200: {"description": description, **content}, "4XX": failed, 503: away}
+    return {"responses": answers}
 
 
 def documented_answers() -> list[type[msgspec.Struct]]:

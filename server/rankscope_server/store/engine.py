@@ -315,7 +315,9 @@ def explain(error: BaseException) -> StoreUnavailableError | None:
     """Return what a database error means for the sender, or None where it is a bug of ours."""
     if isinstance(error, StoreUnavailableError):
         return error
-    if not isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | OSError):
+    kinds = sa.exc.OperationalError | sa.exc.InternalError | OSError
+    is_damage = type(error) is sa.exc.DatabaseError  # the class above, which SQLite has for it
+    if not (is_damage or isinstance(error, kinds)):
         return None
     text = str(getattr(error, "orig", error)).lower()
     if "full" in text or "no space" in text:
@@ -327,7 +329,9 @@ def explain(error: BaseException) -> StoreUnavailableError | None:
     if "readonly" in text or "read-only" in text:
         return StoreUnavailableError("the database is read-only", "give the server write access")
     if "malformed" in text or "not a database" in text:
-        return StoreUnavailableError("the database file is damaged", "restore it from a copy")
+        return StoreUnavailableError(
+            "the database file is damaged", "restore it from a copy", cause="damaged"
+        )
     if "i/o error" in text or "unable to open" in text:
         return StoreUnavailableError("the database file cannot be used", "check its disk")
     if "deadlock" in text:

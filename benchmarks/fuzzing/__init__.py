@@ -1,0 +1,1 @@
+"""What `benchmarks/fuzz.py` sends, and how it looks at what becomes of it."""
