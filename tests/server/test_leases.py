@@ -352,8 +352,8 @@ def test_notices_are_heard_by_the_others_alone_and_foreign_ones_ignored(
     with engine.connect() as connection:
         wait_for(lambda: listeners(connection) == len(pair), "both listen")
         connection.execute(sa.select(sa.func.pg_notify(CHANNEL, "no notice of ours")))
-    pair["a"].tell("run:x", ("steps",), 7)
-    pair["b"].tell("runs")
+    pair["a"].say("run:x", ("steps",), 7)
+    pair["b"].say("runs")
     wait_for(lambda: heard["a"] and heard["b"], "each hears the other")
     for one in pair.values():
         one.close()

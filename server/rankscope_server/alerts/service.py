@@ -37,7 +37,7 @@ class Progress(msgspec.Struct, frozen=True):
     problem: str = ""  # of the last look at the rules
 
 
-def _to_nobody() -> None:
+def _pass_on_nothing() -> None:
     pass
 
 
@@ -51,7 +51,7 @@ class Alerts:
         def lease() -> Held | None:
             return leases.hold(ALERTS)
 
-        self._lease, self.pass_on = lease, _to_nobody
+        self._lease, self.pass_on = lease, _pass_on_nothing
         url = sa.make_url(settings.address_of_database())
         is_embedded = url.get_backend_name() == "sqlite"
         self._writer, self._reader = writer, reader

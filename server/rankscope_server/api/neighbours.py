@@ -53,11 +53,11 @@ class Parts:
 
 @contextmanager
 def joined(url: str, leases: SharedLeases, parts: Parts) -> Iterator[None]:
-    """Tell and hear, until the process ends."""
+    """Say and hear what there is, until the process ends."""
     notices = Notices(open_for_notices(url), leases.owner, parts.hear, parts.broker.missed)
-    parts.broker.relay = notices.tell
-    parts.retention.pass_on = lambda asked: notices.tell(_WORK + RETENTION, tuple(asked))
-    parts.alerts.pass_on = lambda: notices.tell(_WORK + ALERTS)
+    parts.broker.relay = notices.say
+    parts.retention.pass_on = lambda asked: notices.say(_WORK + RETENTION, tuple(asked))
+    parts.alerts.pass_on = lambda: notices.say(_WORK + ALERTS)
     leases.vitals = parts.vitals
     notices.start()
     try:

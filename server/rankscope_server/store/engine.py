@@ -63,7 +63,7 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
 
     Raises SQLAlchemyError where the database cannot be opened, OSError where its folder cannot,
     ImportError where its driver is not installed, StoreVersionError where another version made
-    its tables or the database server is too old. Whoever reads later gets StoreUnavailableError in
+    its tables or the database server is too old. Readers get StoreUnavailableError in
     place of what `explain` explains.
     """
     address = _address(url)

@@ -2,7 +2,7 @@
 
 All writing of a run takes its lock. So what is read stays as it is until it is written, a batch
 that is sent to two servers at once is stored once, and within a run the order of ids is that of
-commits: whoever has seen a batch has seen all with a smaller id.
+commits: a reader that has seen a batch has seen all with a smaller id.
 """
 
 from __future__ import annotations

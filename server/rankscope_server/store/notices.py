@@ -1,7 +1,7 @@
-"""What server processes on one PostgreSQL tell each other, by LISTEN and NOTIFY.
+"""What server processes on one PostgreSQL say to each other, by LISTEN and NOTIFY.
 
 Hints, no data: what they are about is in the store, and one that is lost makes nothing wrong. After
-a break of the connection those who listen are told that they may have missed some.
+a break of the connection those who listen hear that they may have missed some.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHANNEL = "rankscope"
 _TURN_SECONDS = 0.2  # what a hint may wait before it is sent
 _PAUSE_SECONDS = 1.0  # before a connection that broke is tried again
 _MOST_WAITING = 10_000
-_TELL = sa.select(sa.func.pg_notify(CHANNEL, sa.bindparam("text")))
+_NOTIFY = sa.select(sa.func.pg_notify(CHANNEL, sa.bindparam("text")))
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ _decode = msgspec.json.Decoder(Notice).decode
 
 
 class Notices:
-    """Tells and hears, in a thread of its own. `start` and `close` once."""
+    """Says and hears, in a thread of its own. `start` and `close` once."""
 
     def __init__(
         self,
@@ -57,29 +57,29 @@ class Notices:
         self._thread = threading.Thread(target=self._work, name="rankscope-notices", daemon=True)
 
     def start(self) -> None:
-        """Begin to tell and to hear."""
+        """Begin to say and to hear."""
         self._thread.start()
 
     def close(self, timeout_seconds: float = 2.0) -> None:
-        """End; what waits is not told any more."""
+        """End; what waits is not said any more."""
         self._stop.set()
         self._thread.join(timeout_seconds)
 
-    def tell(self, topic: str, changed: tuple[str, ...] = (), step: int | None = None) -> None:
-        """Tell all other processes; from any thread, without waiting."""
+    def say(self, topic: str, changed: tuple[str, ...] = (), step: int | None = None) -> None:
+        """Say something to all other processes; from any thread, without waiting."""
         self._waiting.append(Notice(self._sender, topic, changed, step))
 
     def _work(self) -> None:
         is_broken = False
         while not self._stop.is_set():
             try:
-                with self._engine.connect() as hearing, self._engine.connect() as telling:
+                with self._engine.connect() as hearing, self._engine.connect() as saying:
                     hearing.exec_driver_sql(f"LISTEN {CHANNEL}")
                     if is_broken:
                         self._on_gap()
                     while not self._stop.is_set():
                         self._hear(hearing)
-                        self._say(telling)
+                        self._send(saying)
             except self._errors as error:
                 if not is_broken:
                     log.warning("other servers are not heard now: %s", error)
@@ -96,7 +96,7 @@ class Notices:
             if notice.sender != self._sender:
                 self._on_notice(notice)
 
-    def _say(self, connection: sa.Connection) -> None:
+    def _send(self, connection: sa.Connection) -> None:
         while self._waiting:
-            connection.execute(_TELL, {"text": _encode(self._waiting[0]).decode()})
+            connection.execute(_NOTIFY, {"text": _encode(self._waiting[0]).decode()})
             self._waiting.popleft()

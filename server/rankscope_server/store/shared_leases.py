@@ -65,7 +65,7 @@ _FORGET = sa.delete(tables.server).where(
 _SELECT_OTHERS = sa.select(
     sa.func.count(), sa.func.max(_SERVER.behind_ms), sa.func.max(_SERVER.queue_ratio)
 ).where(_SERVER.id != _OWNER, _SERVER.expires_ns > _NOW_NS)
-# since when nobody does what has an owner that is not up any more
+# since when work waits whose owner is not up any more
 _SELECT_ORPHANED = (
     sa.select(sa.func.max(_NOW_NS - _SERVER.expires_ns))
     .select_from(tables.lease)
