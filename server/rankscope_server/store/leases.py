@@ -1,8 +1,8 @@
 """Who does which work in the background, where several server processes share a store.
 
 Work has a name, and is done by the process that holds the lease of that name. A lease has an epoch
-that grows with every owner. A process that writes what is its work alone calls `Held.check` within the
-transaction: a process that was stopped, lost its lease and is woken finds another owner there, and
+that grows with every owner. A process that writes what is its work alone calls `Held.check` within
+the transaction: one that was stopped, lost its lease and is woken finds another owner there, and
 writes nothing. Clocks of hosts decide nothing.
 """
 
@@ -100,7 +100,7 @@ def new_owner() -> tuple[str, str]:
 
 
 class OneProcess:
-    """Leases where the store admits one process: the one that has its lock (`only_server`) has all."""
+    """Leases where the store admits one process: with its lock (`only_server`) it has all."""
 
     is_shared = False
     others = Vitals()
