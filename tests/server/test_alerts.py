@@ -20,6 +20,7 @@ from rankscope_server.alerts.send import outbound
 from rankscope_server.api.app import create_app
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
+from rankscope_server.store.leases import Held
 from rankscope_server.store.unit import Unit
 from tests.server.conftest import Sender, TestClient, log_line, scraped
 from tests.server.receivers import (
@@ -268,6 +269,7 @@ def test_a_rule_that_is_switched_off_closes_its_alerts(desk: Desk, receiver: Rec
     desk.finding()
     desk.look()
     (rule,) = desk.ask("GET", "/rules")["rules"]
+    assert not rule.pop("is_from_file")
     desk.ask("PUT", f"/rules/{rule.pop('id')}", json=rule | {"is_enabled": False})
     desk.look()
     assert receiver.wait(2)[1].json["event"] == "closed"
@@ -803,7 +805,7 @@ def test_a_look_that_fails_does_not_end_the_watcher(
 
     watcher = watch.Watcher(
         service.Reader(3600.0, 0.05, lambda: 0.0, lambda: 0.0, ""), desk.service.writer,
-        desk.service.reader, 0.05, lambda: None,
+        desk.service.reader, 0.05, lambda: None, lambda: Held("alerts", "this", 1),
     )  # fmt: skip
     monkeypatch.setattr(watcher, "look_now", look)
     watcher.start()

@@ -13,7 +13,7 @@ from rankscope.wire import schema
 from rankscope_server.retention.kinds import NOT_OF_A_RUN, RAW_PARTS, parts_of_run
 from rankscope_server.retention.marks import PAUSE_NS, mark
 from rankscope_server.settings import Settings
-from rankscope_server.store import deletion, tables
+from rankscope_server.store import deletion, locks, tables
 from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
 from tests.server.seed import seed_with
 
@@ -86,7 +86,7 @@ def test_every_table_is_of_a_run_or_named() -> None:
     assert of_run == {
         "advice", "advice_report", "alert", "alert_delivery",
         "attempt", "batch", "chunk", "clock_offset", "command", "command_rank", "environment",
-        "error_event", "event", "finding", "finding_event", "log_block", "log_kind",
+        "error_event", "event", "finding", "finding_event", "lease", "log_block", "log_kind",
         "log_word", "loss", "metric",
         "op_rollup", "pin", "process_group", "producer", "rank", "removal", "run", "sample_span",
         "stacks", "step_tile", "stored_size", "trace_part",
@@ -382,6 +382,7 @@ def test_a_batch_that_is_being_stored_ends_before_its_run_is_deleted(client: Tes
     service = service_of(client)
     other = sa.create_engine(service.reader.url)
     with other.begin() as connection:
+        locks.take_locks(connection, {locks.of_run("gone")})
         assert deletion.find_deletion(connection, "gone") is None
         asked = threading.Thread(target=client.delete, args=("/api/v1/runs/gone?confirm=gone",))
         asked.start()
