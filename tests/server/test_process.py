@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.server.conftest import ServerProcess
 from tests.server.seed import seed_run, wait_until_judged
+from tests.server.streams import Stream
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., ServerProcess]
@@ -29,48 +28,6 @@ Start = Callable[..., ServerProcess]
 def get(server: ServerProcess, path: str) -> Any:
     with urllib.request.urlopen(server.url + path, timeout=10) as reply:
         return json.load(reply)
-
-
-class Stream:
-    """Reads server-sent events in a thread."""
-
-    def __init__(self, url: str, last_id: str = "") -> None:
-        self.events: list[dict[str, str]] = []
-        self.comments: list[str] = []
-        self.ended = threading.Event()
-        self.headers: httpx.Headers | None = None
-        headers = {"Last-Event-ID": last_id} if last_id else {}
-        self.thread = threading.Thread(target=self.read, args=(url, headers), daemon=True)
-        self.thread.start()
-
-    def read(self, url: str, headers: dict[str, str]) -> None:
-        try:
-            with (
-                httpx.Client(timeout=30, trust_env=False) as client,
-                client.stream("GET", url, headers=headers) as reply,
-            ):
-                self.headers = reply.headers
-                event: dict[str, str] = {}
-                for line in reply.iter_lines():
-                    if line.startswith(":"):
-                        self.comments.append(line)
-                    elif line:
-                        name, _, value = line.partition(": ")
-                        event[name] = value
-                    else:
-                        if "event" in event:
-                            self.events.append(event)
-                        event = {}
-        except httpx.HTTPError:
-            pass
-        finally:
-            self.ended.set()
-
-    def wait_for(self, condition: Callable[[list[dict[str, str]]], bool]) -> None:
-        deadline = time.monotonic() + 15
-        while not condition(self.events):
-            assert time.monotonic() < deadline, self.events
-            time.sleep(0.02)
 
 
 def test_stream_hints_resume_heartbeat_and_end(start_server: Start) -> None:

@@ -27,7 +27,7 @@ from tests.server.conftest import Sender, ServerProcess, TestClient, log_line, p
 from tests.server.postgres import Postgres
 from tests.server.receivers import receiving, wait_for
 from tests.server.seed import seed_with
-from tests.server.test_process import Stream
+from tests.server.streams import Stream
 
 RUN = "demo-run"
 NOW = 1_700_000_000 * 10**9
@@ -208,8 +208,9 @@ def test_a_stopped_owner_is_followed_and_writes_nothing_when_it_is_woken(
     os.kill(owner.process.pid, signal.SIGCONT)
     wait_for(lambda: verdict_of(owner) == ([2], "ended"), "it reads what the other found")
     # It takes batches again, and what they say reaches the process that looks.
-    sender = Sender(httpx.Client(base_url=owner.url), run_id=RUN)  # type: ignore[arg-type]
-    sender.send(log_line("RuntimeError: CUDA out of memory", level=40, rank=1))
+    with httpx.Client(base_url=owner.url) as client:
+        sender = Sender(client, run_id=RUN)  # type: ignore[arg-type]
+        sender.send(log_line("RuntimeError: CUDA out of memory", level=40, rank=1))
     stream = ask(owner, f"runs/{RUN}/logs?q=memory")
     assert stream["total"] == 1
     assert both.owner(f"analysis of {RUN}") is other
