@@ -482,11 +482,7 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
         np.minimum.reduceat(varying, begins, axis=1, out=lowest[: len(varying)])
         np.maximum.reduceat(varying, begins, axis=1, out=highest[: len(varying)])
     for rows in layout.times:
-        for times in (numbers[rows], lowest[rows], highest[rows]):
-            times *= NS_PER_UNIT
-        if lowest[rows].min() < -1:
-            for times in (numbers[rows], lowest[rows], highest[rows]):
-                np.maximum(times, -1, out=times)  # not known
+        _in_ns(numbers[rows], lowest[rows], highest[rows])
     for name, row, number in layout.words:
         if not 0 <= lowest[row].min() <= highest[row].max() < len(words[number]):
             raise ChunkError(f"column {name!r}: an index points outside its dictionary")
@@ -496,6 +492,15 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
     }
     meaning = {name: words[number] for name, _, number in layout.words}
     return Decoded(layout.rows, numbers, begins, lowest, highest, meaning, floats)
+
+
+def _in_ns(times: Array, lowest: Array, highest: Array) -> None:
+    """Turn units of time and their extremes into nanoseconds; -1 is not known."""
+    is_some_unknown = lowest.min() < 0
+    for those in (times, lowest, highest):
+        those *= NS_PER_UNIT
+        if is_some_unknown:
+            np.maximum(those, -1, out=those)
 
 
 def _sum_up(deltas: Array, slopes: Array, begins: Array) -> None:

@@ -13,7 +13,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 # What waits in memory for a look at a run. Beyond the first bound chunks wait as they came, and are
 # decoded when it is their turn; beyond the second the run is read again from the store.
 MAX_WAITING_EVENTS = 1_000_000  # some 180 MB of columns
+# As many go to the tables before the next look: they would only wait for it.
+_MANY_EVENTS = 200_000
 MAX_WAITING_BYTES = 256 << 20
 FAILURE_LOG_SECONDS = 60.0
 _MAX_PAUSE_SECONDS = 2.0
@@ -122,7 +125,7 @@ class AnalysisLoop:
         self._runs: dict[str, LiveRun] = {}
         self.num_looks, self.look_seconds = 0, 0.0
         self._looked = time.monotonic()  # when the loop went through all runs last
-        self._stop = threading.Event()
+        self._stop, self._many_wait = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-analysis", daemon=True)
 
     def start(self) -> None:
@@ -133,6 +136,7 @@ class AnalysisLoop:
     def close(self, timeout_seconds: float = 10.0) -> None:
         """Stop looking; a look that is under way is waited for, as it uses the store."""
         self._stop.set()
+        self._many_wait.set()
         self._thread.join(timeout_seconds)
 
     @property
@@ -195,6 +199,8 @@ class AnalysisLoop:
             run.waiting.append(fed)
             run.waiting_events += fed.num_events
             run.waiting_bytes += fed.num_bytes + _BYTES_PER_RECORD * len(records)
+            if run.waiting_events > _MANY_EVENTS:
+                self._many_wait.set()
             if run.waiting_bytes > MAX_WAITING_BYTES:
                 run.state = None
                 run.waiting.clear()
@@ -228,13 +234,27 @@ class AnalysisLoop:
         self._looked = time.monotonic()
 
     def _work(self) -> None:
-        pause = self._settings.look_seconds
-        while not self._stop.wait(pause):
+        due = time.monotonic() + self._settings.look_seconds
+        while not self._stop.is_set():
+            if self._many_wait.wait(max(due - time.monotonic(), 0.0)):
+                self._many_wait.clear()
+                self._take_many()
             began = time.monotonic()
+            if began < due or self._stop.is_set():
+                continue
             self.look_now()
+            ended = time.monotonic()
             # Looks take a fifth of the time, while findings stay a few seconds young.
-            pause = min(4.0 * (time.monotonic() - began), _MAX_PAUSE_SECONDS)
-            pause = max(pause, self._settings.look_seconds)
+            pause = min(4.0 * (ended - began), _MAX_PAUSE_SECONDS)
+            due = ended + max(pause, self._settings.look_seconds)
+
+    def _take_many(self) -> None:
+        """Give what waits of runs that send much to their tables."""
+        for run_id, run in list(self._runs.items()):
+            is_known = run.state is not None and not run.is_elsewhere
+            if is_known and run.waiting_events > _MANY_EVENTS and self._is_ours(run_id, run):
+                with self._guarded(run_id, run):
+                    self._advance(run_id, run)
 
     def _take_up_live_runs(self) -> None:
         self._runs = {run_id: LiveRun() for run_id in self._live_runs()}
@@ -305,7 +325,7 @@ class AnalysisLoop:
             self.look_seconds += time.monotonic() - began
 
     def _look_once(self, run_id: str, run: LiveRun, began: float) -> None:
-        try:
+        with self._guarded(run_id, run):
             state = self._advance(run_id, run)
             behind = self._behind_seconds(run)
             look = state.look(self._clock() - int(behind * 1e9), behind)
@@ -328,18 +348,21 @@ class AnalysisLoop:
                 return
             run.outcome, run.failure, run.looked = stored, "", began
             run.seeing_since = None
+            if stored.changed:
+                self._broker.publish(f"run:{run_id}", stored.changed, None)
+                self._broker.publish("runs", {"runs"}, None)
+
+    @contextmanager
+    def _guarded(self, run_id: str, run: LiveRun) -> Iterator[None]:
+        """Let what fails cost the run an answer, and never the server."""
+        try:
+            yield
         except StoreUnavailableError as error:
             log.info("the findings of %s wait: %s", run_id, error)  # the writer warned
-            return
         except LeaseLostError as error:
             self._lost(run, error)
-            return
         except Exception as error:  # noqa: BLE001 - a detector must not stop the server
             self._failed(run_id, run, error)
-            return
-        if run.outcome.changed:
-            self._broker.publish(f"run:{run_id}", run.outcome.changed, None)
-            self._broker.publish("runs", {"runs"}, None)
 
     def _behind_seconds(self, run: LiveRun) -> float:
         """Return how far back the server's own delay keeps what is known of a run; 0 for a little.

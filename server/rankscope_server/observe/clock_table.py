@@ -97,14 +97,14 @@ class ClockTable:
 
     def _kept(self, events: Collectives, chosen: Array | None) -> Array:
         """Return the places of events, of all or those `chosen`, that the tables keep now."""
-        left_out = events.of_shapes(
-            self._operations[shape.group].stride - 1
-            if shape.group in self._operations
-            else self._stride - 1
-            for shape in events.shapes
-        )
-        is_kept = (events["sequence"] & left_out) == 0
-        places = np.flatnonzero(is_kept) if chosen is None else chosen[is_kept[chosen]]
+
+        def left_out(group: str) -> int:
+            held = self._operations.get(group)
+            return (self._stride if held is None else held.stride) - 1
+
+        those = slice(None) if chosen is None else chosen
+        is_kept = (events["sequence"][those] & events.of_groups(left_out, those)) == 0
+        places = np.flatnonzero(is_kept) if chosen is None else chosen[is_kept]
         kept: Array = places[events["arrived_ns"][places] >= self._since_ns]
         return kept
 

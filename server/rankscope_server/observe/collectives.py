@@ -61,12 +61,12 @@ class Collectives:
 
     def of_ranks(self, value_of: Callable[[int], int], chosen: Array) -> Array:
         """Return, for each of some events, the value of its rank."""
-        ranks = self.rank[chosen]
-        table = np.bincount(ranks)
-        for rank in np.flatnonzero(table).tolist():
-            table[rank] = value_of(rank)
-        found: Array = table[ranks]
-        return found
+        return _looked_up(self.rank[chosen], value_of)
+
+    def of_groups(self, value_of: Callable[[str], int], chosen: Array | slice) -> Array:
+        """Return, for each of some events, the value of its group."""
+        groups, of_shape = self._groups
+        return _looked_up(of_shape[self.codes[chosen]], lambda place: value_of(groups[place]))
 
     @cached_property
     def _groups(self) -> tuple[list[str], Array]:
@@ -85,6 +85,15 @@ class Collectives:
         for place in np.flatnonzero(np.diff(ends, prepend=0)).tolist():
             begin = int(ends[place - 1]) if place else 0
             yield groups[place], chosen[order[begin : int(ends[place])]]
+
+
+def _looked_up(keys: Array, value_of: Callable[[int], int]) -> Array:
+    """Return the value of each key; keys are small whole numbers."""
+    table = np.bincount(keys)
+    for key in np.flatnonzero(table).tolist():
+        table[key] = value_of(key)
+    found: Array = table[keys]
+    return found
 
 
 def side_by_side(chunks: Sequence[RankCalls]) -> Collectives:
