@@ -21,6 +21,7 @@ from rankscope_server.settings import Settings
 from rankscope_server.store import restart
 from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Look, Verdict
 from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
+from tests.server.receivers import wait_for
 from tests.server.seed import seed_with
 from tests.server.test_ingest import steps_of
 
@@ -385,6 +386,21 @@ def test_what_waits_for_a_look_is_bounded_and_nothing_is_lost(
     look()
     assert sorted(chunk.rank for chunk in script.states[-1].chunks)[-4:] == [0, 0, 1, 1]
     assert (live.waiting_events, live.waiting_bytes) == (0, 0)
+
+
+def test_many_events_reach_the_tables_before_the_next_look(
+    script: Script, run: Sender, look: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look of this server is an hour away: what comes until then does not pile up."""
+    look()
+    monkeypatch.setattr(analysis_loop, "_MANY_EVENTS", 5)
+    for rank in (0, 1):
+        run.send(chunks=[steps_of(rank=rank)])
+    (live,) = run_of(look).values()
+    wait_for(lambda: not live.waiting, "nothing waits")
+    assert sorted(chunk.rank for chunk in script.states[-1].chunks) == [0, 1]
+    assert len(script.looks) == 1
+    assert live.news_since is not None  # no look has seen it
 
 
 def run_of(look: Callable[[], None]) -> dict[str, analysis_loop.LiveRun]:
