@@ -340,12 +340,11 @@ def open_chunk(data: bytes, only: frozenset[str] | None = None) -> OpenChunk:
 
 def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
     """Return the layout of a chunk with a sound header. Raises ChunkError."""
-    lists = (header.forms, header.widths, header.bases, header.slopes)
+    bases, slopes = header.bases, header.slopes
     num_columns = _num_columns(header.names[: _MAX_NAMES + 1])
-    if any(len(values) != num_columns for values in lists):
+    if not len(header.forms) == len(header.widths) == len(bases) == len(slopes) == num_columns:
         raise ChunkError("the lists of the header differ in length")
-    if not all(-_MAX_BASE < value < _MAX_BASE for values in lists[2:] for value in
-               (min(values), max(values))):  # fmt: skip
+    if min(*bases, *slopes) <= -_MAX_BASE or max(*bases, *slopes) >= _MAX_BASE:
         raise ChunkError(f"column {_out_of_range(header)!r}: base or slope is out of range")
     others = tuple([header.slopes[place] for place in _places_beside(header.forms)])
     layout = _layout(header.names, header.forms, header.widths, others, only)
