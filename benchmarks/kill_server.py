@@ -32,10 +32,12 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -369,8 +371,14 @@ def log_lines(port: int) -> list[tuple[str, str]]:
     cursor = ""
     while True:
         path = f"/api/v1/runs/{RUN}/logs?fold=false&limit=5000&q=-stream:finding&cursor={cursor}"
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
-            page = json.load(reply)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
+                page = json.load(reply)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == HTTPStatus.NOT_FOUND:  # no batch of this run is there
+                    return found
+                raise
         for line in page["lines"]:
             _, producer, sequence, _ = line["message"].split("-")
             found.append((producer, sequence))

@@ -46,7 +46,7 @@ _PACKAGE_OF = {
     "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
     "mpirun": "openmpi-bin", "slurmctld": "slurmctld",
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
-    "chromium": "chromium",
+    "chromium": "chromium", "strace": "strace",
 }  # fmt: skip
 _OLDEST_POSTGRES = 14
 
@@ -169,6 +169,10 @@ def _try(command: Sequence[str], *, cwd: Path = ROOT) -> str:
         return ""
     lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     return lines[-1].strip() if lines else f"{command[0]} ended with {done.returncode}"
+
+
+def _strace() -> str:
+    return _try(("strace", "-qq", "-o", os.devnull, "true"))
 
 
 @contextlib.contextmanager
@@ -432,6 +436,7 @@ CAPABILITIES = (
     Capability(
         "postgres", "a PostgreSQL server", (), _postgres, packages=("postgresql",), in_ci=True,
     ),
+    Capability("strace", "watches what a process asks of the kernel", ("strace",), _strace),
     Capability("mpirun", "Open MPI", ("mpirun",), _mpirun, in_ci=True),
     Capability(
         "slurm", "Slurm", ("slurmctld", "slurmd", "srun", "sinfo", "munged"), in_ci=True,

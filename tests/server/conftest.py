@@ -41,13 +41,14 @@ class ServerProcess:
         # pytest keeps the folders of many tests: no reserve unless a test asks for one
         quiet = {"PYTHONWARNINGS": "error", "RANKSCOPE_SERVER_DISK_RESERVE_BYTES": "0"}
         self.environ = os.environ | quiet | environ
+        self.under: tuple[str, ...] = ()  # a command that runs it and leaves it its process id
         self.ready = folder / "ready.json"
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def start(self) -> ServerProcess:
         command = [
-            sys.executable, "-m", "rankscope_server.cli", "--port", "0", "--data-dir",
+            *self.under, sys.executable, "-m", "rankscope_server.cli", "--port", "0", "--data-dir",
             str(self.folder), "--ready-file", str(self.ready), *self.flags,
         ]  # fmt: skip
         self.ready.unlink(missing_ok=True)  # a killed server leaves it
