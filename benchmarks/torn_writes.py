@@ -86,7 +86,10 @@ def damage_log(rng: random.Random, folder: Path) -> str:
     wal = read_wal(folder / FILE)
     file = folder / f"{FILE}-wal"
     data = bytearray(file.read_bytes())
-    at = rng.randrange(max(wal.taken, HEADER_BYTES), max(wal.end, HEADER_BYTES + 1))
+    first = max(wal.taken, HEADER_BYTES)
+    if first >= wal.end:
+        return "nothing to tear"  # a checkpoint has copied all of it
+    at = rng.randrange(first, wal.end)
     how = rng.choice(("cut", "zeros", "noise", "sector", "bit"))
     _change(rng, data, at, how)
     file.write_bytes(data)

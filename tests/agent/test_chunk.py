@@ -219,3 +219,11 @@ def test_threads_do_not_share_compressors() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_floats_have_one_kind_of_nan() -> None:
+    """One that signals makes numpy warn wherever it is converted."""
+    signalling = np.array([0x7F800001, 0x3F800000, 0xFFA00000], np.uint32).view(np.float32)
+    data = encode_chunk({"cpu_ratio": signalling, "time_ns": np.arange(3)})
+    read = np.asarray(decode_chunk(data)["cpu_ratio"])
+    assert read.view(np.uint32).tolist() == [0x7FC00000, 0x3F800000, 0x7FC00000]

@@ -486,7 +486,7 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
         if not 0 <= lowest[row].min() <= highest[row].max() < len(words[number]):
             raise ChunkError(f"column {name!r}: an index points outside its dictionary")
     floats = {
-        name: np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1)
+        name: _one_nan(np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1))
         for name, start in layout.floats
     }
     meaning = {name: words[number] for name, _, number in layout.words}
@@ -509,6 +509,12 @@ def _sum_up(deltas: Array, slopes: Array, begins: Array) -> None:
     deltas[begins] = first
     deltas[begins[1:]] -= np.add.reduceat(deltas, begins)[:-1]
     np.cumsum(deltas, out=deltas)
+
+
+def _one_nan(values: Array) -> Array:
+    """Return floats with one kind of NaN: to convert one that "signals" is an error of its own."""
+    is_nan = np.isnan(values)
+    return np.where(is_nan, np.float32(np.nan), values) if is_nan.any() else values
 
 
 def _take_bytes(layout: _Layout, body: Array, rows: Array) -> None:

@@ -6,10 +6,12 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
 
 from rankscope_server.problems import ErrorAnswer, Problem, request_id
 
@@ -56,10 +58,19 @@ def documented_as(media_type: str, description: str) -> dict[str, Any]:
     return _responses(description, {"content": {media_type: {}}})
 
 
-def _responses(description: str, content: dict[str, Any]) -> dict[str, Any]:
+def documented_redirect(description: str) -> dict[str, Any]:
+    """Return what a route declares that sends browsers elsewhere (303)."""
+    where = {"description": description, "required": True, "schema": {"type": "string"}}
+    declared = _responses(description, {"headers": {"Location": where}}, 303)
+    return {"status_code": 303, "response_class": RedirectResponse, **declared}
+
+
+def _responses(
+    description: str, content: dict[str, Any], status: int = HTTPStatus.OK
+) -> dict[str, Any]:
     failed = {"description": (ErrorAnswer.__doc__ or "").strip(), **_content(ErrorAnswer)}
     away = {"description": _AWAY, "headers": _RETRY_AFTER, **_content(ErrorAnswer)}
-    answers = {200: {"description": description, **content}, "4XX": failed, 503: away}
+    answers = {int(status): {"description": description, **content}, "4XX": failed, 503: away}
     return {"responses": answers}
 
 

@@ -30,7 +30,10 @@ function Issuer({ next }) {
   const to = safeNext(next).slice(root.length) || 'runs';
   return t.p(
     null,
-    t.a({ class: 'button primary', href: `${root}api/v1/${withQuery('session/oidc', { next: to })}` }, 'Sign in with single sign-on'),
+    t.a(
+      { class: 'button primary', href: `${root}api/v1/${withQuery('session/oidc', { next: to })}` },
+      'Sign in with single sign-on',
+    ),
   );
 }
 

@@ -17,6 +17,7 @@ from rankscope_server.access.logins import LOGIN_SECONDS
 from rankscope_server.access.oidc import Issuer, Login, OidcError
 from rankscope_server.access.roles import ALL_PROJECTS, Principal, included
 from rankscope_server.api import deeds
+from rankscope_server.api.replies import documented_redirect
 from rankscope_server.api.security import COOKIE, caller
 from rankscope_server.api.service import Service, service_of
 from rankscope_server.problems import Problem, not_found
@@ -27,10 +28,11 @@ router = APIRouter(prefix="/api/v1", tags=["access"])
 BROWSER = "rankscope_sign_in"  # cookie of the browser that began
 BEGUN, BEGIN_AGAIN_S = 20, 3.0  # sign-ins of an address at once, then one each so many seconds
 _HERE = r"^[A-Za-z0-9][A-Za-z0-9._~/?=&%+:,@!*-]*$"  # a path below the dashboard's root
-Word = Annotated[str, Query(max_length=4_096)]
+Word = Annotated[str, Query(max_length=256)]
+Code = Annotated[str, Query(max_length=2_048)]
 
 
-@router.get("/session/oidc", status_code=303)
+@router.get("/session/oidc", **documented_redirect("To the page of the issuer."))
 async def begin(
     request: Request, next: Annotated[str, Query(max_length=500, pattern=_HERE)] = "runs"
 ) -> Response:
@@ -61,9 +63,9 @@ async def begin(
     return answer
 
 
-@router.get("/session/oidc/callback", status_code=303)
+@router.get("/session/oidc/callback", **documented_redirect("To the dashboard."))
 async def come_back(
-    request: Request, state: Word = "", code: Word = "", error: Word = ""
+    request: Request, state: Word = "", code: Code = "", error: Word = ""
 ) -> Response:
     """Take a browser back from the issuer: signed in, or to the page that says why not."""
     service = service_of(request)
