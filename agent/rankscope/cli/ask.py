@@ -19,9 +19,8 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.http import Client, HttpAnswer, HttpError
 from rankscope.settings import SettingError, from_environment
 from rankscope.terminal import shown
-from rankscope.wire.schema import MAX_PROFILE_STEPS
+from rankscope.wire.schema import MAX_PROFILE_STEPS, MAX_RANK
 
-_MOST = 1 << 20
 _PART = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 
 
@@ -33,7 +32,7 @@ def read_ranks(text: str) -> list[int]:
         if match is None:
             raise ValueError(f"--ranks: {part!r} is no rank; write 0,3-5")
         low, high = int(match[1]), int(match[2] or match[1])
-        if low > high or high > _MOST:
+        if low > high or high > MAX_RANK:
             raise ValueError(f"--ranks: {part!r} is no range of ranks")
         ranks.update(range(low, high + 1))
     return sorted(ranks)

@@ -18,9 +18,9 @@ import msgspec
 
 from rankscope.files.flight_recorder import MAX_ENTRIES, Dump, DumpError, parse
 from rankscope.importers.pickle_budget import OverBudgetError, check_operations, check_values
+from rankscope.wire.schema import MAX_RANK
 
 MAX_BYTES = 256 << 20  # a recorder of 20,000 entries with stacks takes 60 MB
-MAX_RANK = 1 << 20
 _MAX_NUMBER = 1 << 61  # what a chunk holds, with room for sums
 _MAX_DIGITS = 9
 _NUMBER = re.compile(r"\d+")

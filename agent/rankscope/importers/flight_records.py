@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.files.flight_recorder import Dump, FlightEntry, open_entries
-from rankscope.importers.flight_dumps import MAX_RANK, newest_ns
+from rankscope.importers.flight_dumps import newest_ns
 from rankscope.wire import schema
 from rankscope.wire.chunk import Column, encode_chunk
 from rankscope.wire.formulas import item_bytes
@@ -122,7 +122,7 @@ def _members(dumps: Mapping[int, Dump]) -> dict[str, tuple[int, ...]]:
     for rank, dump in dumps.items():
         for name, config in dump.pg_config.items():
             ranks = tuple(int(one) for one in _NUMBERS.findall(config.get("ranks", "")))
-            if ranks and max(ranks) < MAX_RANK:
+            if ranks and max(ranks) < schema.MAX_RANK:
                 listed[label(name, config.get("desc", ""))] = ranks
         for entry in dump.entries:
             used.setdefault(label(*entry.process_group), set()).add(rank)

@@ -22,6 +22,7 @@ from rankscope.wire.sample_columns import (
 )
 
 SCHEMA_VERSION = 1
+MAX_RANK = 1 << 17  # pages hold ranks by steps: with a million of them, gigabytes
 NODE_RANK = -1  # the `rank` of what belongs to a whole node, for example host samples
 
 Phase: TypeAlias = Literal[

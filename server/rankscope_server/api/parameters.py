@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from fastapi import Query
 
+from rankscope.wire.schema import MAX_RANK
+
 MAX_STEP = 1 << 48
-MAX_RANK = 1 << 20
 MAX_COLUMNS = 4_096
 From = Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)]
 To = Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)]

@@ -29,7 +29,6 @@ _GZIP = b"\x1f\x8b"
 _MAX_LINES = 5_000  # kept of one rank
 _MAX_LINE = 8_000
 _MAX_PARTS = 64  # rings, trees and transports of one rank
-_MAX_RANK = 1 << 20
 _STEP_NS = 1_000  # between lines without a time: they stay in order
 _INFO, _WARNING = 20, 30
 _LINE = re.compile(
@@ -121,8 +120,10 @@ class NcclLogs:
                 process.rank = named
         text = match["text"]
         comm = _COMM.search(text)
-        if comm is not None and int(comm[2]) >= process.num_ranks and int(comm[1]) < _MAX_RANK:
-            process.rank, process.num_ranks = int(comm[1]), int(comm[2])
+        if comm is not None:
+            rank, num_ranks = int(comm[1]), int(comm[2])
+            if num_ranks >= process.num_ranks and rank < schema.MAX_RANK:
+                process.rank, process.num_ranks = rank, num_ranks
         is_warning = match["level"] != "INFO"
         if not is_warning and _is_topology(process, text):
             return

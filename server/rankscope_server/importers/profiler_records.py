@@ -34,7 +34,6 @@ Array = NDArray[Any]
 SOURCE = "PyTorch profiler"
 _ALL = "all traced ranks"  # taken for a group where they call the same in a step
 _NUMBERS = re.compile(r"\d+")
-_MAX_RANK = 1 << 20
 _EVENTS_PER_CHUNK = 5_000  # as collectors send them
 _NAMES = (("sendrecv", "send"), ("send", "send"), ("recv", "recv"))
 
@@ -64,7 +63,8 @@ def import_traces(traces: Mapping[int, RankTrace]) -> Imported:
     match({rank: rank_trace.placed for rank, rank_trace in ranks.items()})
     sizes = [int(one.info.get("world_size") or 0) for one in traces.values()]
     members = [rank for named in groups.values() for ranks_ in named.values() for rank in ranks_]
-    found = Imported(min(max([*sizes, max(traces) + 1, *(m + 1 for m in members)]), _MAX_RANK))
+    world_size = max([*sizes, max(traces) + 1, *(m + 1 for m in members)])
+    found = Imported(min(world_size, schema.MAX_RANK))
     for rank, rank_trace in ranks.items():
         _add_rank(found, rank, rank_trace, groups[rank])
     return found
@@ -106,8 +106,8 @@ def _members(ranks: Any, size: Any, trace: RankTrace) -> tuple[int, ...]:
     numbers = tuple(int(number) for number in _NUMBERS.findall(str(ranks)) if len(number) < 8)
     world = trace.info.get("world_size")
     if isinstance(size, int) and len(numbers) != size:  # long lists are cut in a trace
-        return tuple(range(size)) if size == world and size < _MAX_RANK else ()
-    return numbers if all(number < _MAX_RANK for number in numbers) else ()
+        return tuple(range(size)) if size == world and size < schema.MAX_RANK else ()
+    return numbers if all(number < schema.MAX_RANK for number in numbers) else ()
 
 
 def _group_of(operation: Operation, groups: Mapping[str, tuple[int, ...]]) -> str:

@@ -20,11 +20,16 @@ from rankscope.wire.chunk import (
     open_chunk,
 )
 from rankscope.wire.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
-from rankscope.wire.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
+from rankscope.wire.schema import (
+    CHUNK_COLUMNS,
+    FLOAT_COLUMNS,
+    MAX_RANK,
+    STRING_COLUMNS,
+    Chunk,
+)
 from rankscope_server.call_shapes import ShapedCalls, shapes_of
 from rankscope_server.ingest.operations import CallDurations, durations_of
 from rankscope_server.ingest.records import (
-    MAX_RANK,
     MAX_STEP,
     MAX_TIME_NS,
     RefusalError,

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from rankscope.wire import schema
-from rankscope.wire.schema import AnyRecord, GroupState, PeerState, Record
+from rankscope.wire.schema import MAX_RANK, AnyRecord, GroupState, PeerState, Record
 
-MAX_RANK = 1 << 20
 MAX_STEP = 1 << 48
 MAX_TIME_NS = 1 << 62
 _WIDE = (-(1 << 62), 1 << 62)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from rankscope.wire.schema import MAX_PROFILE_STEPS, MAX_TRACE_BYTES, AskedKind
+from rankscope.wire.schema import MAX_PROFILE_STEPS, MAX_RANK, MAX_TRACE_BYTES, AskedKind
 from rankscope_server.access.roles import ANYONE, OPERATOR
 from rankscope_server.api import deeds
 from rankscope_server.api.access.rules import sender
@@ -29,7 +29,6 @@ from rankscope_server.store.unit import Unit
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["agent"])
 MAX_ASK_BYTES = 1 << 20
 MAX_PART_BYTES = 4 << 20
-MAX_RANK = 1 << 20
 CommandId = Annotated[int, Path(ge=0, lt=1 << 62)]
 Rank = Annotated[int, Path(ge=0, le=MAX_RANK)]
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.wire.schema import MAX_RANK
 from rankscope_server.answers import of_row, to_ms
 from rankscope_server.api.logs.schema import (
     LogContext,
@@ -21,7 +22,6 @@ from rankscope_server.api.logs.schema import (
     SearchAnswer,
 )
 from rankscope_server.api.parameters import items, to_ns
-from rankscope_server.ingest.records import MAX_RANK
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.search.filters import level_range
 from rankscope_server.search.parse import parse

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from rankscope.wire.schema import MAX_RANK
 from rankscope_server.api.parameters import Attempt, From, Rank, To
 from rankscope_server.api.ranks import collectives as collective_queries
 from rankscope_server.api.ranks import errors as error_queries
@@ -36,7 +37,7 @@ def ranks(request: Request, run: str, attempt: Attempt = None) -> Response:
 
 
 @router.get("/ranks/{rank}", **documented(RankDetail))
-def rank(request: Request, run: str, rank: Annotated[int, Path(ge=0, le=1 << 20)]) -> Response:
+def rank(request: Request, run: str, rank: Annotated[int, Path(ge=0, le=MAX_RANK)]) -> Response:
     """Return one rank in full."""
     with reading(request, run) as (connection, row):
         body = rank_queries.rank(connection, row, rank, service_of(request).silent_before_ns())

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from rankscope.wire.schema import MAX_RANK
 from rankscope_server.api.parameters import MAX_STEP, From, To, Width, items, one_of
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import onset_step, reading, run_row
@@ -42,7 +43,7 @@ def rank_map(
 def cell(
     request: Request,
     run: str,
-    rank: Annotated[int, Query(ge=0, le=1 << 20)],
+    rank: Annotated[int, Query(ge=0, le=MAX_RANK)],
     step: Annotated[int, Query(ge=1, le=MAX_STEP)],
 ) -> Response:
     """Return the exact numbers of one rank in one step."""
