@@ -96,6 +96,32 @@ def test_all_ranks_of_a_node_thin_the_same_steps(tmp_path: Path) -> None:
     assert len({tuple(event.step for event in changes(rank)) for rank in ranks}) == 1
 
 
+def test_the_level_of_a_server_that_is_behind_stays_beside_that_of_the_budget(
+    tmp_path: Path,
+) -> None:
+    more = {"RANKSCOPE_OVERHEAD_PERCENT": "90", "RANKSCOPE_COLLECTIVES": "kernels"}
+    done = recorded.run(tmp_path, "asked_by_server.py", ranks=1, **more)
+    assert done.returncode == 0, done.stderr
+    (rank,) = recorded.read(tmp_path)
+    servers, own = changes(rank)  # what the budget needs less than the server is not seen
+    assert (servers.fields["level"], servers.fields["from_step"]) == ("3", "60")
+    assert servers.fields["servers_why"] == "behind by 23 s"
+    assert (own.fields["level"], own.fields["from_step"]) == ("2", "160")
+    assert own.fields["servers_why"] == ""
+    assert own.fields["why"] == "agreed for all ranks; server in time again"
+    steps = set(rank.steps["step"].tolist())
+    expected = {step for step in steps if step >= 60 and step % (4 if step < 160 else 2)}
+    assert thinned(rank) == expected
+    check_nothing_is_missing(rank)
+    said = [one.sources.get("collectives", "") for one in rank.of(schema.RankRegistered)]
+    (why,) = {text for text in said if "one step in 4" in text}
+    assert why.endswith("as the server did not keep up (behind by 23 s)")
+    assert "RANKSCOPE_OVERHEAD_PERCENT" in said[-1]
+    header = ring.RingReader(rank.directory / "collectives.ring", ring.COLLECTIVE_FIELDS)
+    assert header.u8(ring.THINNING_AT) == 2
+    assert header.u8(ring.THINNING_ASKED_AT) == header.u8(ring.THINNING_WANTED_AT) == 0
+
+
 def test_within_the_budget_nothing_changes(tmp_path: Path) -> None:
     more = {"RANKSCOPE_OVERHEAD_PERCENT": "90"}
     done = recorded.run(tmp_path, "steps_and_collectives.py", "7", ranks=1, **more)

@@ -47,6 +47,7 @@ OWN_CALLS_AT = 248  # u64, just behind: how many calls were measured
 THINNED_AT = 257  # u8: 1 = the step in progress is thinned: collectives are counted, no ends
 THINNING_WANTED_AT = 258  # u8: level that this rank needs to keep its budget
 THINNING_AT = 259  # u8: level in force: 0 all, 1 no call sites, 2, 3, 4 ... one step in 2, 4, 8 ...
+THINNING_ASKED_AT = 260  # u8: level that a server which does not keep up asks for, 0 none
 OWN_THINNED_NS_AT = 264  # u64: as OWN_NS_AT, of calls in thinned steps
 OWN_THINNED_CALLS_AT = 272  # u64, just behind
 OWN_SWITCH_NS_AT = 280  # u64: CPU ns of taking kernels out for thinned steps, and putting them in

@@ -2,7 +2,8 @@
 
 Each rank says in its header which level of thinning it needs. The highest takes effect in all of
 them before the same step, some seconds ahead, so that they stay comparable. Ranks on several
-nodes are asked by the server, which alone sees them all.
+nodes are asked by the server, which alone sees them all. What a server asks for that does not keep
+up stays in force beside it: a rank takes the higher level of the two.
 """
 
 from __future__ import annotations
@@ -58,12 +59,13 @@ class Agreement:
         if len(ranks) < max(look.world_size for look in ranks.values()):
             return  # some are elsewhere, or gone
         levels = {look.thinning for look in ranks.values()}
+        servers = max(look.thinning_asked for look in ranks.values())
         asked = self._asked.get(attempt)
-        if asked is not None and levels != {asked.level} and now < asked.deadline:
+        if asked is not None and levels != {max(asked.level, servers)} and now < asked.deadline:
             return  # one agreement after the other
         self._asked.pop(attempt, None)
         wanted = max(look.thinning_wanted for look in ranks.values())
-        if levels == {wanted}:
+        if levels == {max(wanted, servers)}:
             return
         seconds, steps = now - seen[0][0], step - seen[0][1]
         pace = steps / seconds if seconds > 0 else 0.0

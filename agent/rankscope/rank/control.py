@@ -42,6 +42,9 @@ class Switches(Protocol):
     def thin(self, level: int) -> None:
         """Put a level of thinning in force that all ranks have agreed on."""
 
+    def thin_for_server(self, level: int, why: str) -> None:
+        """Put the level in force that a server needs, `why` being its words; 0 takes it back."""
+
 
 class Control:
     """Commands of one rank. `at_boundary` is called by the main thread between two steps."""
@@ -140,12 +143,19 @@ class Control:
 
     def _thin(self, command: Command) -> None:
         """Record more or less from this step on, as all ranks do."""
-        self._switches.thin(command.level)
+        if command.asked_by.startswith(schema.SHEDDING):
+            why = command.asked_by.removeprefix(schema.SHEDDING)
+            self._switches.thin_for_server(command.level, why)
+        else:
+            self._switches.thin(command.level)
         self._answer(command, RankAnswer("done", f"from step {self._context.clock.step} on"))
 
     def will_thin(self) -> bool:
-        """Whether a level has been agreed whose step is still to come."""
-        return any(command.kind == "thin" for command in self._waiting)
+        """Whether a level has been agreed for budgets whose step is still to come."""
+        return any(
+            command.kind == "thin" and not command.asked_by.startswith(schema.SHEDDING)
+            for command in self._waiting
+        )
 
     def _switch(self, command: Command) -> None:
         """Take the hooks out, or put them in again.

@@ -5,6 +5,7 @@ of collectives, times the CPU that one costs this thread. Where that is above th
 asks for more thinning, and for less where there is room. What is asked for takes effect when the
 collector or the server has agreed it for all ranks, at the same step (`control.py`); where
 neither answers, on this rank alone, which still shares steps with its peers (`thinning.py`).
+A server that does not keep up asks for a level for its own sake; in force is the higher of the two.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ class Governor:
         # whether all ranks have agreed on a level whose step is still to come
         self.is_agreed: Callable[[], bool] = lambda: False
         self.source: Governed | None = None
-        self.level = 0  # in force
+        self.level = 0  # in force: the higher one of the next two
+        self.own = 0  # agreed to keep the budget
+        self.servers = 0  # of a server that does not keep up
+        self._servers_why = ""
+        self._is_servers = False  # it is in force for the server's sake
         self.wanted = 0
         self.overhead_ratio: float | None = None  # of late; None: not known yet
         self._calls_per_step = 1.0
@@ -48,7 +53,7 @@ class Governor:
         self._is_alone = False  # the level in force was not agreed with the other ranks
         self._is_warm = False  # the first window is over: start-up does not count
         self._expected_ratio: Callable[[int], float] = lambda level: 0.0
-        self._left = 0  # level before the one in force
+        self._left = 0  # own level before this one
         self._windows_with_room = 0
         self._patience_to_return = MEMORY  # windows with room; doubled after each early return
         self._begin_windows()
@@ -81,18 +86,33 @@ class Governor:
             self._begin(recorder, now)
 
     def take(self, level: int, *, is_alone: bool) -> None:
-        """Put a level in force, from the step in progress on; between two steps."""
-        context, source, before = self._context, self.source, self.level
+        """Put a level in force for the budget, from the step in progress on; between two steps."""
         self._is_alone = is_alone
         self._wanted_since_ns = _now()
         level = max(0, min(level, thinning.MAX_LEVEL))
-        if level == before or context.recorder is None:
+        if level != self.own:
+            self.own, self._left = level, self.own
+            self._windows_with_room = 0
+            self._put_in_force()
+
+    def take_for_server(self, level: int, why: str) -> None:
+        """Put the level of a server that does not keep up in force, likewise."""
+        self.servers, self._servers_why = max(0, min(level, thinning.MAX_LEVEL)), why
+        if self._context.recorder is not None:
+            self._context.recorder.buffer[ring.THINNING_ASKED_AT] = self.servers
+        self._put_in_force()
+
+    def _put_in_force(self) -> None:
+        context, source, before = self._context, self.source, self.level
+        level, was_servers = max(self.own, self.servers), self._is_servers
+        self._is_servers = self.servers > self.own
+        if (level, self._is_servers) == (before, was_servers) or context.recorder is None:
             return
         if source is not None:
-            self._report(context.recorder, source, level)
+            is_over = was_servers and not self._is_servers and level < before
+            self._report(context.recorder, source, level, "; server in time again" * is_over)
             source.set_call_sites(level == 0)
-        self.level, self._left = level, before
-        self._windows_with_room = 0
+        self.level = level
         context.recorder.thin(level)
         context.describe()
         if (before == 0) != (level == 0):
@@ -153,10 +173,10 @@ class Governor:
         self._expected_ratio = ratio
         fits = budget / (1e-6 * per_second) if per_second else float("inf")
         level = thinning.lowest(lambda us: us <= SURE * fits, cost_us)
-        if level < self.level:  # only where room is likely to stay, and has lasted
+        if level < self.own:  # only where room is likely to stay, and has lasted
             level = thinning.lowest(lambda us: us <= ROOM * fits, cost_us)
             level = self._lower(level)
-        elif level > self.level and self.level < self._left:  # it came back too early
+        elif level > self.own and self.own < self._left:  # it came back too early
             self._patience_to_return = min(2 * self._patience_to_return, MAX_PATIENCE)
         self._want(level, now)
 
@@ -173,36 +193,40 @@ class Governor:
         return 0.0 if can_leave else guessed_us, switch_us
 
     def _lower(self, level: int) -> int:
-        self._windows_with_room = self._windows_with_room + 1 if level < self.level else 0
-        return level if self._windows_with_room >= self._patience_to_return else self.level
+        self._windows_with_room = self._windows_with_room + 1 if level < self.own else 0
+        return level if self._windows_with_room >= self._patience_to_return else self.own
 
     def _want(self, level: int, now: int) -> None:
         recorder = self._context.recorder
         assert recorder is not None
         if level != self.wanted:
-            if not min(level, self.wanted) > self.level:  # else it has wanted more for longer
+            if not min(level, self.wanted) > self.own:  # else it has wanted more for longer
                 self._wanted_since_ns = now
             self.wanted = level
             recorder.buffer[ring.THINNING_WANTED_AT] = level
         waited = now - self._wanted_since_ns > ALONE_AFTER_SECONDS * 1e9
-        may_alone = level > self.level or self._is_alone  # lower: perhaps a peer needs it
-        if level != self.level and may_alone and waited and not self.is_agreed():
+        may_alone = level > self.own or self._is_alone  # lower: perhaps a peer needs it
+        if level != self.own and may_alone and waited and not self.is_agreed():
             self.take(level, is_alone=True)
 
-    def _report(self, recorder: Recorder, source: Governed, level: int) -> None:
+    def _report(self, recorder: Recorder, source: Governed, level: int, news: str) -> None:
         context = self._context
         ratio, budget = self.overhead_ratio or 0.0, context.settings.overhead_percent / 100
-        agreed = "this rank alone: neither collector nor server answered" if self._is_alone else (
-            "agreed for all ranks"
-        )  # fmt: skip
+        agreed = "agreed for all ranks"
+        if self._is_alone and not self._is_servers:
+            agreed = "this rank alone: neither collector nor server answered"
         # equal on all ranks, so that pages can group them: figures are in the event
         floor = f"; it stays above that with {source.name}" * (self._expected_ratio(level) > budget)
         if floor and context.outside is not None and context.outside.stays:
             floor += f", whose kernels stay in: {context.outside.stays}"
-        context.sources["collectives"] = (
-            f"{source.name}: {thinning.words(level)}, since step {recorder.step} ({agreed}), to "
-            f"keep recording below {100 * budget:g} % of the training thread "
+        why = (
+            f"as the server did not keep up ({self._servers_why})"
+            if self._is_servers
+            else f"to keep recording below {100 * budget:g} % of the training thread "
             f"(RANKSCOPE_OVERHEAD_PERCENT){floor}"
+        )
+        context.sources["collectives"] = (
+            f"{source.name}: {thinning.words(level)}, since step {recorder.step} ({agreed}), {why}"
         )
         calls = statistics.median(self._whole_us) if self._whole_us else 0.0
         context.event(
@@ -216,6 +240,7 @@ class Governor:
                 "overhead_ratio": f"{ratio:.5f}",
                 "budget_ratio": f"{budget:.5f}",
                 "us_per_collective": f"{calls:.1f}",
-                "why": agreed,
+                "why": agreed + news,
+                "servers_why": self._servers_why if self._is_servers else "",
             },
         )

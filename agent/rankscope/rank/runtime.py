@@ -236,6 +236,10 @@ class Agent:
         """Put a level of thinning in force that all ranks have agreed on."""
         self._governor.take(level, is_alone=False)
 
+    def thin_for_server(self, level: int, why: str) -> None:
+        """Put the level in force that a server needs, `why` being its words; 0 takes it back."""
+        self._governor.take_for_server(level, why)
+
     # --- inside ------------------------------------------------------------------------------
 
     def _group_defined(self, made: GroupMade) -> None:

@@ -156,6 +156,7 @@ class RankState(Record, frozen=True, tag="state"):
     is_recording: bool = True
     thinning: int = 0  # level in force: see rankscope.wire.thinning
     thinning_wanted: int = 0  # level that this rank needs to keep its budget
+    thinning_asked: int = 0  # level that a server which does not keep up has asked it for
     groups: list[GroupState] = []
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
@@ -307,11 +308,18 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     chunks: list[Chunk] = []
 
 
-# what people ask for; "thin" is asked by the collector or the server, to keep the budget
+# what people ask for; "thin" is asked by the collector or the server, to keep the budget, or by a
+# server that does not keep up
 AskedKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on"]
 CommandKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on", "thin"]
 MAX_PROFILE_STEPS, MAX_TRACE_BYTES = 20, 64 << 20  # compressed
 SAMPLING = "sampling"  # how `asked_by` begins where stacks are to show what a rank does
+# How `asked_by` begins where a server asks for a level of thinning for its own sake, with what it
+# says of itself behind it. A rank keeps the higher one of that level and of what its budget needs.
+SHEDDING = "server, "
+# With a batch a collector says in this header what its clock shows now, in ns of wall time: how
+# long the batch has waited to be sent is the difference to its `sent_ns`.
+CLOCK_HEADER = "Rankscope-Clock"
 # A collector that sends this header finds commands in the answers to its batches.
 COMMANDS_HEADER = "Rankscope-Commands"
 COMMANDS_VERSION = 1
@@ -328,7 +336,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: CommandKind
     attempt: int
     ranks: list[int]
-    asked_by: str  # "user", "finding 7", or "sampling of finding 7"
+    asked_by: str  # "user", "finding 7", "sampling of finding 7", "budget", or see SHEDDING
     expires_in_seconds: float
     num_steps: int = 3  # of a profile
     level: int = 0  # of thinning

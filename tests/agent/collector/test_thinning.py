@@ -26,8 +26,9 @@ class Ranks:
     def second(self) -> None:
         self.now, self.step = self.now + 1, self.step + self.pace
         levels = [one.level for one in self.asked if one.at_step <= self.step]
+        own = levels[-1] if levels else 0
         self.looks = [
-            replace(look, step=self.step, thinning=levels[-1] if levels else 0)
+            replace(look, step=self.step, thinning=max(own, look.thinning_asked))
             for look in self.looks
         ]
         self.agreement.turn((0, rank, look) for rank, look in enumerate(self.looks))
@@ -64,6 +65,25 @@ def test_less_is_asked_for_when_no_rank_needs_more() -> None:
     for _ in range(10):
         ranks.second()
     assert [command.level for command in ranks.asked] == [4, 1]
+
+
+def test_what_a_server_asks_for_stays_beside_what_budgets_need() -> None:
+    ranks = Ranks(2, 1)
+    for _ in range(10):
+        ranks.second()
+    assert [command.level for command in ranks.asked] == [2]
+    ranks.looks = [replace(look, thinning_asked=4) for look in ranks.looks]
+    for _ in range(60):
+        ranks.second()
+    ranks.looks = [replace(look, thinning_wanted=0) for look in ranks.looks]
+    for _ in range(60):
+        ranks.second()
+    assert [command.level for command in ranks.asked] == [2]
+    assert {look.thinning for look in ranks.looks} == {4}
+    ranks.looks = [replace(look, thinning_asked=0) for look in ranks.looks]
+    for _ in range(60):
+        ranks.second()
+    assert [command.level for command in ranks.asked] == [2, 0]
 
 
 def test_a_run_that_stands_still_is_asked_for_a_step_to_come() -> None:

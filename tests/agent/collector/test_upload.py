@@ -42,6 +42,15 @@ def test_the_address_may_leave_out_what_is_clear(receiver: Receiver) -> None:
         server.close()
 
 
+def test_a_batch_goes_with_what_the_clock_shows_when_it_is_sent(receiver: Receiver) -> None:
+    server = Server(receiver.url, "")
+    for number in (1, 2):
+        before_ns = time.time_ns()
+        assert server.post(batch(number)).status == 200
+        assert before_ns <= int(receiver.headers[schema.CLOCK_HEADER]) <= time.time_ns()
+    server.close()
+
+
 def test_the_connection_is_kept_and_mended(receiver: Receiver) -> None:
     server = Server(receiver.url, "")
     assert server.post(batch(1)).status == 200

@@ -41,6 +41,7 @@ class Look:
     world_size: int = 0
     thinning: int = 0  # level in force
     thinning_wanted: int = 0
+    thinning_asked: int = 0
 
 
 @dataclass(frozen=True)

@@ -258,6 +258,7 @@ class FollowedRank:
             world_size=reader.world_size,
             thinning=reader.u8(ring.THINNING_AT),
             thinning_wanted=reader.u8(ring.THINNING_WANTED_AT),
+            thinning_asked=reader.u8(ring.THINNING_ASKED_AT),
         )
 
     def state(self, processes: ProcessSampler | None, *, alive: bool) -> schema.RankState | None:
@@ -293,6 +294,7 @@ class FollowedRank:
             alive=alive,
             thinning=reader.u8(ring.THINNING_AT),
             thinning_wanted=reader.u8(ring.THINNING_WANTED_AT),
+            thinning_asked=reader.u8(ring.THINNING_ASKED_AT),
             groups=groups,
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,

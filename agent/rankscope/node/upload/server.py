@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +89,8 @@ class Server:
 
     def post(self, body: bytes) -> ServerAnswer:
         """Send one batch."""
-        return self.send(INGEST_PATH, body, _BATCH_HEADERS)
+        clock = {schema.CLOCK_HEADER: str(time.time_ns())}
+        return self.send(INGEST_PATH, body, _BATCH_HEADERS | clock)
 
     def send(self, path: str, body: bytes, headers: dict[str, str]) -> ServerAnswer:
         """Send a POST. Where the server has closed a kept connection, it tries once more."""
