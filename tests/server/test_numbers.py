@@ -20,11 +20,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from rankscope.wire import schema
+from rankscope.wire import schema, thinning
 from rankscope.wire.chunk import decode_chunk, encode_chunk
 from rankscope.wire.schema import STEP_WAITS_UNKNOWN
 from rankscope_server.api.app import create_app
 from rankscope_server.api.ranks import chunks as chunk_queries
+from rankscope_server.api.ranks import thinned as thinned_steps
+from rankscope_server.findings.text import percent_text
 from rankscope_server.settings import Settings
 from tests.server.conftest import DATABASES, Sender, TestClient, url_of
 from tests.server.raw_run import (
@@ -465,6 +467,62 @@ def test_a_range_that_is_too_much_says_which_steps_are_counted(
     else:
         assert cut[0]["what"].startswith("some ranks")
         assert answer["count"] <= len(counted)
+
+
+@given(
+    steps=st.integers(1, 400), level=st.integers(2, 4), begin=st.integers(1, 400),
+    between=st.tuples(st.integers(1, 420), st.integers(1, 420)), most=st.sampled_from((2, 4, 512)),
+)  # fmt: skip
+@EXAMPLES
+def test_what_thinned_steps_leave_out_is_counted(
+    server: TestClient,
+    steps: int,
+    level: int,
+    begin: int,
+    between: tuple[int, int],
+    most: int,
+) -> None:
+    """Ranks send all steps, and single collectives of whole ones alone."""
+
+    def is_thinned(step: int) -> bool:
+        return step >= begin and thinning.is_thinned(step, level)
+
+    sent = Sender(server, f"raw-{next(runs)}")
+    for rank in (0, 1):
+        own = [Step(0, rank, n, 10**18 + n * MS, (1, 1, MS, 1, 1), 0) for n in range(1, steps + 1)]
+        chunk = step_chunk((0, rank), own)
+        columns = decode_chunk(chunk.data)
+        flags = [schema.STEP_THINNED * is_thinned(one.step) for one in own]
+        columns |= {"flags": np.array(flags), "num_collectives": np.full(steps, 3)}
+        whole = [
+            Collective(0, rank, one.step, "all_reduce", "world", 8, one.started_ns, MS, MS, 3)
+            for one in own for _ in range(3) if not is_thinned(one.step)
+        ]  # fmt: skip
+        sent.send(chunks=[msgspec.structs.replace(chunk, data=encode_chunk(columns)),
+                          *([collective_chunk((0, rank), whole)] if whole else [])])  # fmt: skip
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(thinned_steps, "MAX_TILES", most)
+        lo, hi = sorted(between)
+        for asked, first, last in (({}, 1, steps), ({"from": lo, "to": hi}, lo, min(hi, steps))):
+            numbers = range(first, last + 1)
+            left_out = sum(is_thinned(n) for n in numbers)
+            answer = sent.get("/collectives", **asked)
+            assert answer["count"] == 2 * 3 * (len(numbers) - left_out)
+            is_all = most == 512 or last // 64 - first // 64 < most // 2
+            if is_all and left_out:
+                (said,) = answer["left_out"]
+                assert said["count"] == 2 * 3 * left_out
+                share = percent_text(left_out / len(numbers))
+                assert said["what"] == f"operations of thinned steps ({share} of the steps)"
+                for row in answer["rows"]:  # of two ranks, in each step that was recorded whole
+                    assert row["exposed_ms_per_step"] == pytest.approx(6)
+            elif is_all:
+                assert answer["left_out"] == []
+            else:
+                assert all(said["count"] is None for said in answer["left_out"])
+            records = sent.get("/collectives/records", **asked)
+            expected = bool(asked) and left_out > 0
+            assert is_all <= (bool(records["left_out"]) == expected)
 
 
 def test_batches_that_did_not_come_are_missing_whichever_came_first(sender: Sender) -> None:

@@ -114,12 +114,17 @@ class TileWriter:
 
 
 def read_blocks(
-    connection: sa.Connection, run_id: str, metrics: tuple[str, ...], step_lo: int, step_hi: int
+    connection: sa.Connection,
+    run_id: str,
+    metrics: tuple[str, ...],
+    step_lo: int,
+    step_hi: int,
+    only_attempt: int | None = None,
 ) -> Iterator[tuple[int, dict[str, Array]]]:
     """Yield (first step, {metric: ranks by 64 steps}) of each stored block, in order of steps.
 
     Arrays of one block have one height. Of a step that several attempts ran, all metrics are those
-    of the newest.
+    of the newest, unless one attempt is asked for.
     """
     table, attempts = tables.step_tile.c, tables.attempt.c
     num_attempts = connection.scalar(
@@ -132,6 +137,7 @@ def read_blocks(
             table.run_id == run_id,
             table.metric.in_(read),
             table.step_block.between(step_lo // BLOCK_STEPS, step_hi // BLOCK_STEPS),
+            sa.true() if only_attempt is None else table.attempt == only_attempt,
         )
         .order_by(table.step_block, table.attempt)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ from rankscope_server.answers import LeftOut, capped
 from rankscope_server.api.ranks.chunks import MAX_CHUNKS, MAX_EVENTS, Wanted
 from rankscope_server.api.ranks.schema import CollectiveRow, Collectives
 from rankscope_server.api.ranks.sums import Sums, exact_sums
+from rankscope_server.api.ranks.thinned import thinned_of
 from rankscope_server.ingest.operations import OperationKey, OperationSum
 from rankscope_server.store import tables
 from rankscope_server.store.operations import sum_of_row
@@ -34,14 +36,17 @@ def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> 
     else:
         sums = exact_sums(connection, wanted)
         left_out = _uncounted(sums, wanted, run)
-    first, last = _steps(connection, run, wanted, sums, attempt if is_whole else wanted.attempt)
+    counted = replace(wanted, attempt=attempt) if is_whole else wanted
+    first, last = _steps(connection, run, counted, sums)
+    thinned = thinned_of(connection, replace(counted, lo=first, hi=last), run.world_size)
+    num_whole = max((last - first + 1) * (1 - thinned.share), 1)
     members, on_device = _groups(connection, run, attempt)
     rows = []
     for key, value in sums.by_key.items():
         num_ranks = members.get(key.group)
         ranks = 1 if wanted.rank is not None else (num_ranks or run.world_size or 1)
         is_known = key.group not in on_device or value.blocked_ns > _ENQUEUED_NS * value.count
-        exposed = value.blocked_ns / 1e6 / max(last - first + 1, 1) / ranks
+        exposed = value.blocked_ns / 1e6 / num_whole / ranks
         rows.append(
             CollectiveRow(
                 operation=key.operation,
@@ -65,7 +70,7 @@ def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> 
         attempts=sorted(sums.attempts),
         step_lo=None if is_whole else first,
         step_hi=None if is_whole else last,
-        left_out=left_out,
+        left_out=left_out + thinned.left_out,
     )
 
 
@@ -111,13 +116,12 @@ def _steps(
     run: sa.Row[Any],
     wanted: Wanted,
     sums: Sums,
-    attempt: int | None,
 ) -> tuple[int, int]:
     """Return the first and last step that was counted; where `attempt` is given, all of that."""
     table = tables.attempt.c
     where = [table.run_id == run.run_id, table.step_lo.is_not(None)]
-    if attempt is not None:
-        where.append(table.attempt == attempt)
+    if wanted.attempt is not None:
+        where.append(table.attempt == wanted.attempt)
     begin, end = connection.execute(
         sa.select(sa.func.min(table.step_lo), sa.func.max(table.step_hi)).where(*where)
     ).one()

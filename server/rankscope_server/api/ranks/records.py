@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rankscope.wire.schema import (
 from rankscope_server.answers import LeftOut, capped
 from rankscope_server.api.ranks.chunks import MAX_CHUNKS, Part, Wanted, read
 from rankscope_server.api.ranks.schema import CollectiveRecord, CollectiveRecords
+from rankscope_server.api.ranks.thinned import thinned_of
 from rankscope_server.store import tables
 
 MAX_RECORDS = 5_000
@@ -29,16 +31,18 @@ _STEP = frozenset(("step",))
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def records(connection: sa.Connection, wanted: Wanted, limit: int) -> CollectiveRecords:
+def records(
+    connection: sa.Connection, run: sa.Row[Any], wanted: Wanted, limit: int
+) -> CollectiveRecords:
     """Return the newest raw records, newest first; of how many."""
     rows = newest(connection, wanted, min(max(limit, 1), MAX_RECORDS))
     total, is_exact = _total(connection, wanted)
     unknown = "the total counts whole parts of which some records are outside the steps asked for"
-    return CollectiveRecords(
-        rows=rows,
-        capped=capped(len(rows), total),
-        left_out=[] if is_exact else [LeftOut(what=unknown, count=None)],
-    )
+    left_out = [] if is_exact else [LeftOut(what=unknown, count=None)]
+    if wanted.hi is not None:
+        asked = replace(wanted, hi=min(wanted.hi, run.step))
+        left_out += thinned_of(connection, asked, run.world_size).left_out
+    return CollectiveRecords(rows=rows, capped=capped(len(rows), total), left_out=left_out)
 
 
 def newest(connection: sa.Connection, wanted: Wanted, limit: int) -> list[CollectiveRecord]:

@@ -72,8 +72,8 @@ def collective_records(
 ) -> Response:
     """Return raw records, newest first."""
     wanted = Wanted(run, attempt, rank, lo, hi)
-    with reading(request, run) as (connection, _):
-        body = record_queries.records(connection, wanted, limit)
+    with reading(request, run) as (connection, row):
+        body = record_queries.records(connection, row, wanted, limit)
     return send(request, body, body.rows)
 
 
