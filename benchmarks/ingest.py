@@ -193,12 +193,17 @@ def chunk_of(kind: str, rank: int, columns: dict[str, Column]) -> schema.Chunk:
 
 
 def body_of(
-    run: str, node: int, sequence: int, records: list[schema.AnyRecord], chunks: list[schema.Chunk]
+    run: str,
+    node: int,
+    sequence: int,
+    records: list[schema.AnyRecord],
+    chunks: list[schema.Chunk],
+    made_ns: int = 0,
 ) -> bytes:
-    """Return the body of one request."""
+    """Return the body of one request; made now, or at a time before."""
     batch = schema.Batch(
         schema_version=schema.SCHEMA_VERSION, run_id=run, producer=f"node-{node}/1",
-        sequence=sequence, host=f"node-{node}", sent_ns=time.time_ns(), records=records,
+        sequence=sequence, host=f"node-{node}", sent_ns=made_ns or time.time_ns(), records=records,
         chunks=chunks,
     )  # fmt: skip
     return pack(schema.encode(batch))

@@ -9,6 +9,9 @@
 collector that is behind sends what waits, as one that spools does. Batches of the first windows are
 made beforehand and moved in time and step for the later ones. All detectors are on. Lag is how long
 ago the newest batch came that no look of the analysis has seen.
+
+Ranks do as they are asked: of a level of thinning they send single collectives of whole steps
+alone, from the step on that was asked for, or from where they are when it comes.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ import http.client
 import itertools
 import json
 import os
+import re
 import statistics
 import tempfile
 import threading
 import time
+import urllib.request
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,11 +35,15 @@ import msgspec
 import numpy as np
 from ingest import PER_STEP, RANKS_PER_NODE, STEP_NS, Job, Server, body_of, chunk_of
 
-from rankscope.wire import schema
+from rankscope.wire import schema, thinning
 from rankscope.wire.chunk import decode_chunk, encode_chunk
 
 SENDERS = 8  # threads
-HEADERS = {"Content-Type": "application/msgpack", "Content-Encoding": "zstd"}
+HEADERS = {
+    "Content-Type": "application/msgpack", "Content-Encoding": "zstd",
+    schema.COMMANDS_HEADER: str(schema.COMMANDS_VERSION),
+}  # fmt: skip
+PAGE_SECONDS = 5.0  # between two looks at the run's page
 
 
 @dataclass
@@ -57,6 +66,59 @@ class Result:
     rss_mib_most: float = 0.0
     deferred: int = 0  # answers that asked to send later
     late_batches: int = 0  # sent more than a second after their time
+    backlog_seconds_worst: float = 0.0  # how late a batch was sent
+    backlog_seconds_end: float = 0.0
+    said_behind_seconds_worst: float = 0.0  # on the run's page
+    least_reporting: int | None = None  # ranks, as the page says
+    levels: list[tuple[float, int]] = field(default_factory=list)  # from which second, asked for
+    collectives_sent_ratio: float = 0.0  # of those that the ranks called
+
+
+class Node:
+    """What the ranks of a node were asked for, and have not answered yet."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.levels: list[tuple[int, int]] = []  # from which step on
+        self._waiting: list[schema.Command] = []
+        self._known: set[int] = set()
+
+    def take(self, commands: list[schema.Command], step: int) -> None:
+        """Take commands while the ranks are at a step."""
+        for command in commands:
+            if command.kind == "thin" and command.id not in self._known:
+                self._known.add(command.id)
+                self._waiting.append(command)
+                self.levels.append((max(command.at_step, step + 1), command.level))
+
+    def level(self, step: int) -> int:
+        """Return the level in force in a step."""
+        return ([0] + [level for first, level in self.levels if first <= step])[-1]
+
+    def is_whole(self, steps: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        """Return in which of these steps single collectives are sent."""
+        return np.array([not thinning.is_thinned(n, self.level(n)) for n in steps.tolist()], bool)
+
+    def records(self, step: int, now_ns: int) -> list[schema.AnyRecord]:
+        """Return answers to what is done by a step, and what ranks say of it."""
+        done = [command for command in self._waiting if command.at_step <= step]
+        self._waiting = [command for command in self._waiting if command.at_step > step]
+        found: list[schema.AnyRecord] = []
+        for command in done:
+            fields = {
+                "level": str(command.level), "every": str(thinning.every(command.level)),
+                "from_step": str(command.at_step), "budget_ratio": "0.005", "source": "probe",
+                "servers_why": command.asked_by.removeprefix(schema.SHEDDING),
+            }  # fmt: skip
+            for rank in command.ranks:
+                found.append(schema.CommandAnswer(
+                    attempt=0, rank=rank, time_ns=now_ns, command=command.id, state="done",
+                ))  # fmt: skip
+                found.append(schema.Event(
+                    attempt=0, rank=rank, time_ns=now_ns, name="thinning_changed",
+                    step=command.at_step, fields=fields,
+                ))  # fmt: skip
+        return found
 
 
 class Template:
@@ -78,23 +140,32 @@ class Template:
             chunks.append(chunk_of("steps", rank, self.job.steps(step_lo, steps, self.start_ns)))
         return chunks
 
-    def body(self, run: str, node: int, window: int) -> bytes:
-        """Return the body of a node for a window."""
+    def step(self, window: float) -> int:
+        """Return the last step of a window."""
+        return int((window + 1) * self.per_window // PER_STEP)
+
+    def body(self, run: str, node: Node, window: int, made_ns: int) -> tuple[bytes, int]:
+        """Return the body of a node for a window, and how many collectives are in it."""
         rounds, place = divmod(window, self.windows)
-        chunks = self.chunks[place][node]
-        if rounds:
+        chunks = self.chunks[place][node.number]
+        if rounds or node.levels:
             steps = rounds * self.windows * self.per_window // PER_STEP
-            chunks = [moved(chunk, steps) for chunk in chunks]
-        step = (window + 1) * self.per_window // PER_STEP
+            chunks = [later for chunk in chunks if (later := moved(chunk, steps, node)) is not None]
+        step = self.step(window)
         now_ns = self.start_ns + step * STEP_NS
-        records = self.job.states(node, step, now_ns)
+        level = node.level(step)
+        records = [
+            msgspec.structs.replace(state, thinning=level, thinning_asked=level)
+            for state in self.job.states(node.number, step, now_ns)
+        ] + node.records(step, now_ns)  # fmt: skip
         if window == 0:
-            records = self.job.hello(node, self.start_ns) + records
-        return body_of(run, node, window + 1, records, chunks)
+            records = self.job.hello(node.number, self.start_ns) + records
+        count = sum(chunk.count for chunk in chunks if chunk.kind == "collectives")
+        return body_of(run, node.number, window + 1, records, chunks, made_ns), count
 
 
-def moved(chunk: schema.Chunk, steps: int) -> schema.Chunk:
-    """Return a chunk as it would be some steps later."""
+def moved(chunk: schema.Chunk, steps: int, node: Node) -> schema.Chunk | None:
+    """Return a chunk as it would be some steps later; None where all of it is thinned."""
     columns = decode_chunk(chunk.data)
     shift_ns = steps * STEP_NS
     time_column = "arrived_ns" if chunk.kind == "collectives" else "started_ns"
@@ -103,6 +174,19 @@ def moved(chunk: schema.Chunk, steps: int) -> schema.Chunk:
     if chunk.kind == "collectives":
         on_node = np.char.startswith(np.array(list(columns["group"])), "node")
         columns["sequence"] = np.asarray(columns["sequence"]) + steps * np.where(on_node, 4, 16)
+    if node.levels:
+        is_whole = node.is_whole(np.asarray(columns["step"]))
+        if chunk.kind == "steps":
+            columns["flags"] = np.asarray(columns["flags"]) | schema.STEP_THINNED * ~is_whole
+        elif not is_whole.any():
+            return None
+        elif not is_whole.all():
+            columns = {
+                name: np.asarray(values)[is_whole] if isinstance(values, np.ndarray)
+                else np.array(list(values))[is_whole].tolist()
+                for name, values in columns.items()
+            }  # fmt: skip
+            chunk = msgspec.structs.replace(chunk, count=int(is_whole.sum()))
     return msgspec.structs.replace(chunk, data=encode_chunk(columns))
 
 
@@ -112,8 +196,11 @@ class Collectors:
     def __init__(self, server: Server, template: Template, nodes: list[int], result: Result,
                  options: argparse.Namespace) -> None:  # fmt: skip
         self.acks_ms: list[float] = []
+        self.num_collectives = 0
+        self.late_seconds = 0.0  # of the newest batch
         self.errors: list[BaseException] = []
-        self._server, self._template, self._nodes, self._result = server, template, nodes, result
+        self._server, self._template, self._result = server, template, result
+        self._nodes = [Node(number) for number in nodes]
         self._period = 1.0 / options.speed
         self._num_windows = int(options.seconds * options.speed)
         self.thread = threading.Thread(target=self._work, daemon=True)
@@ -126,33 +213,39 @@ class Collectors:
 
     def _send_all(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=120)
-        began = time.monotonic()
-        offset = {node: self._period * (node % 97) / 97 for node in self._nodes}
+        began, began_ns = time.monotonic(), time.time_ns()
         plan = deque(
             sorted(
-                (window * self._period + offset[node], window, node)
+                (window * self._period + self._period * (node.number % 97) / 97, window, place)
                 for window in range(self._num_windows)
-                for node in self._nodes
+                for place, node in enumerate(self._nodes)
             )
         )
-        ready: bytes | None = None
+        ready: tuple[bytes, int] | None = None
         while plan:
-            due, window, node = plan[0]
-            ready = ready or self._template.body("paced", node, window)
+            due, window, place = plan[0]
+            node = self._nodes[place]
+            ready = ready or self._template.body("paced", node, window, began_ns + int(due * 1e9))
             wait = began + due - time.monotonic()
             if wait > 0:
                 time.sleep(wait)
+            self.late_seconds = max(-wait, 0.0)
             self._result.late_batches += wait < -1.0
             sent = time.monotonic()
-            connection.request("POST", "/api/v1/ingest", ready, HEADERS)
+            clock = {schema.CLOCK_HEADER: str(time.time_ns())}
+            connection.request("POST", "/api/v1/ingest", ready[0], HEADERS | clock)
             answer = connection.getresponse()
             data = answer.read()
             if answer.status in (429, 503):
                 self._result.deferred += 1
                 time.sleep(float(answer.headers.get("Retry-After", "1")))
                 continue
-            if answer.status != 200 or json.loads(data)["refused"]:
+            said = json.loads(data)
+            if answer.status != 200 or said["refused"]:
                 raise RuntimeError(f"{answer.status}: {data[:300]!r}")
+            now = self._template.step((time.monotonic() - began) / self._period)
+            node.take(msgspec.convert(said["commands"], list[schema.Command]), now)
+            self.num_collectives += ready[1]
             self.acks_ms.append((time.monotonic() - sent) * 1e3)
             self._result.batches += 1
             plan.popleft()
@@ -174,6 +267,9 @@ def measure(options: argparse.Namespace) -> Result:
             watch(server, collectors, result)
         finally:
             server.stop()
+    called = options.ranks * per_window * int(options.seconds * options.speed)
+    sent = sum(sender.num_collectives for sender in collectors)
+    result.collectives_sent_ratio = round(sent / called, 3)
     acks = sorted(ack for sender in collectors for ack in sender.acks_ms)
     result.ack_ms_median = round(statistics.median(acks), 1)
     result.ack_ms_p99 = round(acks[int(len(acks) * 0.99)], 1)
@@ -185,10 +281,20 @@ def watch(server: Server, collectors: list[Collectors], result: Result) -> None:
     for sender in collectors:
         sender.thread.start()
     before, began = server.cpu_seconds(), time.monotonic()
-    lags, marks = [], [(began, before)]
+    lags, marks, level, page_due = [], [(began, before)], 0, began + PAGE_SECONDS
     while any(sender.thread.is_alive() for sender in collectors):
         time.sleep(1.0)
         lags.append(server.counter("rankscope_analysis_lag_seconds"))
+        asked = int(server.counter("rankscope_shedding_level"))
+        if asked != level:
+            level = asked
+            result.levels.append((round(time.monotonic() - began, 1), level))
+        late = [sender.late_seconds for sender in collectors if sender.thread.is_alive()]
+        result.backlog_seconds_end = round(max(late, default=0.0), 1)
+        result.backlog_seconds_worst = max(result.backlog_seconds_worst, result.backlog_seconds_end)
+        if time.monotonic() > page_due:
+            page_due = time.monotonic() + PAGE_SECONDS
+            read_page(server, result)
         result.rss_mib_most = round(max(result.rss_mib_most, server.rss_mib()), 1)
         if time.monotonic() - marks[-1][0] >= 10:
             marks.append((time.monotonic(), server.cpu_seconds()))
@@ -205,6 +311,21 @@ def watch(server: Server, collectors: list[Collectors], result: Result) -> None:
     result.lag_seconds_median = round(statistics.median(lags), 2)
     result.lag_seconds_worst = round(max(lags), 2)
     result.rss_mib_end = round(server.rss_mib(), 1)
+
+
+def read_page(server: Server, result: Result) -> None:
+    """Note what the run's page says of the server and of the ranks."""
+    url = f"http://127.0.0.1:{server.port}/api/v1/runs/paced"
+    with urllib.request.urlopen(url, timeout=60) as reply:
+        page = json.load(reply)
+    for note in (page["answer"] or {"notes": []})["notes"]:
+        behind = re.match(r"The server is behind by (\d+) s", note)
+        if behind:
+            worst = max(result.said_behind_seconds_worst, float(behind[1]))
+            result.said_behind_seconds_worst = worst
+    reporting = int(page["coverage"]["reporting"])
+    least = result.least_reporting
+    result.least_reporting = reporting if least is None else min(least, reporting)
 
 
 def main() -> None:
