@@ -14,6 +14,7 @@ import pytest
 from rankscope.wire import schema
 from rankscope.wire.chunk import Column, encode_chunk
 from rankscope_server.analysis import loop as analysis_loop
+from rankscope_server.analysis.shedding import Load, Wish
 from rankscope_server.api.app import create_app
 from rankscope_server.api.findings import schema as schema_of_findings
 from rankscope_server.findings.finding import Finding
@@ -79,8 +80,12 @@ class FakeState:
             status_text="running", coverage=Coverage(0, 0, 0, (), (), ""),
         )  # fmt: skip
 
-    def thinning_to_ask(self) -> None:
+    def thinning_to_ask(self, wish: Wish | None) -> None:
         """Nothing is asked of these runs."""
+
+    def load(self, *, is_running: bool) -> Load:
+        """They send nothing."""
+        return Load()
 
 
 @pytest.fixture

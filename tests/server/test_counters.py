@@ -23,6 +23,7 @@ GAUGES = {
         "runs_live", "runs_behind", "servers_up", "streams_open", "queue_bytes", "queue_jobs",
         "queue_delay_seconds", "analysis_lag_seconds", "disk_full", "disk_free_bytes",
         "database_bytes", "wal_bytes", "alert_messages_pending", "alert_messages_given_up",
+        "shedding_level", "collector_wait_seconds",
     )
 }  # fmt: skip
 PROMETHEUS_ACCEPT = (

@@ -16,7 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.wire import schema, zstd
-from rankscope_server.ingest.intake import COMES_AGAIN_SECONDS, Intake
+from rankscope_server.ingest.intake import (
+    COMES_AGAIN_SECONDS,
+    MOST_WAITED_SECONDS,
+    NEWEST_SECONDS,
+    Intake,
+)
 from tests.server.conftest import ServerProcess, log_line
 
 
@@ -55,6 +60,38 @@ def test_what_is_put_off_counts_until_it_had_the_time_to_come_again() -> None:
     assert intake.delay_seconds() == 15.0  # since the first one
     clock.now += COMES_AGAIN_SECONDS
     assert intake.delay_seconds() == 0.0
+
+
+def test_a_quota_is_no_delay_of_the_server() -> None:
+    clock = Clock()
+    intake = Intake(clock)
+    for _ in range(3):
+        intake.put_off(by_quota=True)
+        clock.now += 5.0
+    assert intake.delay_seconds() == 15.0
+    assert intake.own_delay_seconds() == 0.0
+    intake.put_off()
+    clock.now += 5.0
+    assert intake.own_delay_seconds() == 5.0
+
+
+def test_what_waits_at_half_of_the_collectors_counts_while_they_send() -> None:
+    clock = Clock()
+    intake = Intake(clock)
+    intake.waited("run", "a", 40.0)  # has a slow link
+    intake.waited("run", "b", 0.5)
+    intake.waited("run", "c", -3.0)
+    assert intake.delay_seconds("run") == intake.own_delay_seconds() == 0.5
+    intake.waited("run", "b", 20.0)
+    assert intake.delay_seconds("run") == 20.0
+    intake.waited("other", "d", 0.0)
+    assert (intake.delay_seconds("other"), intake.delay_seconds()) == (0.0, 0.0)
+    intake.waited("run", "b", 1e9)
+    assert intake.delay_seconds("run") == 40.0
+    clock.now += NEWEST_SECONDS
+    intake.waited("run", "a", 1e9)
+    assert intake.delay_seconds("run") == intake.own_delay_seconds() == MOST_WAITED_SECONDS
+    assert intake.wait_seconds() == MOST_WAITED_SECONDS
 
 
 @given(sizes=st.lists(st.integers(1, 200), max_size=40), keep=st.integers(0, 5))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
 from rankscope.wire import schema
+from rankscope_server.analysis.state import ThinningAsked
 from rankscope_server.analysis.stored_findings import StoredFinding
 from rankscope_server.store import tables
 from rankscope_server.store.commands import Asked, CommandRefusedError, create
@@ -19,6 +21,8 @@ MAX_INCIDENT_RANKS = 16
 _MOST_SAMPLED = 4  # slow ranks of one finding
 STACK_SAMPLES, SAMPLE_PAUSE_NS = 16, 3 * 10**9  # of a slow rank and of one that waits for it
 _THINNING_PAUSE_NS = 15 * 10**9  # for the states of the ranks to say that it was done
+# The same for the server's sake: what ranks say of it comes late, or they take no commands.
+_SHEDDING_PAUSE_NS, _REFUSED_PAUSE_NS = 60 * 10**9, 600 * 10**9
 
 
 def ask_in_hangs(unit: Unit, run_id: str, known: Mapping[tuple[int, str], StoredFinding]) -> bool:
@@ -78,19 +82,50 @@ def ask_of_the_slow(
     return has_asked
 
 
-def ask_to_thin(unit: Unit, run_id: str, level: int) -> bool:
+def ask_to_thin(unit: Unit, run_id: str, asked: ThinningAsked) -> bool:
     """Ask all ranks for a level of thinning, unless that has just been done."""
     table = tables.command.c
-    newest = unit.connection.scalar(
-        sa.select(sa.func.max(table.created_ns)).where(table.run_id == run_id, table.kind == "thin")
-    )
-    if newest is not None and unit.now_ns - newest < _THINNING_PAUSE_NS:
+    newest = unit.connection.execute(
+        sa.select(tables.command)
+        .where(table.run_id == run_id, table.kind == "thin")
+        .order_by(table.id.desc())
+        .limit(1)
+    ).first()
+    if newest is not None and unit.now_ns - newest.created_ns < _pause_ns(unit, newest, asked):
         return False
+    command = Asked(
+        "thin", num_steps=asked.level, asked_by=_who_asks(asked), late_seconds=asked.behind_seconds
+    )
     try:
-        create(unit, run_id, Asked("thin", num_steps=level, asked_by="budget"))
+        create(unit, run_id, command)
     except CommandRefusedError:  # the run has just ended
         return False
     return True
+
+
+def _who_asks(asked: ThinningAsked) -> str:
+    if asked.cause == "budget":
+        return asked.cause
+    if asked.cause == "in time":
+        return f"{schema.SHEDDING}in time again"
+    by = f" by {asked.behind_seconds:.0f} s" if asked.behind_seconds else ""
+    return f"{schema.SHEDDING}behind{by}"
+
+
+def _pause_ns(unit: Unit, newest: sa.Row[Any], asked: ThinningAsked) -> int:
+    """Return how long after the newest command for thinning another one may follow."""
+    if asked.cause == "budget":
+        return _THINNING_PAUSE_NS
+    is_same = newest.asked_by.startswith(schema.SHEDDING) and newest.num_steps == asked.level
+    if not is_same:
+        return 0
+    parts = tables.command_rank.c
+    is_refused = unit.connection.scalar(
+        sa.select(parts.rank)
+        .where(parts.command_id == newest.id, parts.state == "refused")
+        .limit(1)
+    )
+    return _SHEDDING_PAUSE_NS if is_refused is None else _REFUSED_PAUSE_NS
 
 
 def ask_for_stacks(unit: Unit, run_id: str, finding_id: int, ranks: list[int]) -> int | None:

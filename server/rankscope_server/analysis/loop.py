@@ -26,6 +26,7 @@ from rankscope_server.analysis.asking import ask_in_hangs, ask_of_the_slow, ask_
 from rankscope_server.analysis.baselines import earlier_runs
 from rankscope_server.analysis.following import newest_block, read_others
 from rankscope_server.analysis.notable_lines import notable_lines, usual_lines
+from rankscope_server.analysis.shedding import Load, Shedding
 from rankscope_server.analysis.state import RunState
 from rankscope_server.analysis.stored_findings import Outcome, store_failure, store_look
 from rankscope_server.broker import Broker
@@ -81,6 +82,7 @@ class LiveRun:
     last_block: int = 0  # of log lines, the same
     lease: Held | None = None
     is_elsewhere: bool = False  # another process looks at it
+    load: Load | None = None  # at the last look; None before the first
     last_news: float = field(default_factory=time.monotonic)
     looked: float = 0.0  # when the newest look that was stored began
     news_since: float | None = None  # first batch that came after that look began
@@ -97,7 +99,7 @@ class LiveRun:
 
     def set_aside(self, lease: Held | None) -> None:
         """Forget what was known under another lease, or none: the store knows more by now."""
-        self.state, self.outcome, self.failure = None, Outcome(), ""
+        self.state, self.load, self.outcome, self.failure = None, None, Outcome(), ""
         self.waiting.clear()
         self.waiting_events = self.waiting_bytes = 0
         self.lease, self.is_elsewhere = lease, lease is None
@@ -125,6 +127,8 @@ class AnalysisLoop:
         self._runs: dict[str, LiveRun] = {}
         self.num_looks, self.look_seconds = 0, 0.0
         self._looked = time.monotonic()  # when the loop went through all runs last
+        self._lag_seconds = 0.0  # of the run that waited longest in this round of looks
+        self.shedding = Shedding()
         self._stop, self._many_wait = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-analysis", daemon=True)
 
@@ -224,6 +228,7 @@ class AnalysisLoop:
         """Look once at every live run; for tests and for the thread."""
         if self._leases.is_shared:
             self._learn_of_runs()
+        self._lag_seconds = 0.0
         for run_id in list(self._runs):
             if self._stop.is_set():
                 return
@@ -232,6 +237,8 @@ class AnalysisLoop:
                 self._look(run_id, run)
         self._forget_silent_runs()
         self._looked = time.monotonic()
+        loads = {name: run.load for name, run in list(self._runs.items()) if run.load is not None}
+        self.shedding.turn(max(self._lag_seconds, self._intake.own_delay_seconds()), loads)
 
     def _work(self) -> None:
         due = time.monotonic() + self._settings.look_seconds
@@ -327,16 +334,17 @@ class AnalysisLoop:
     def _look_once(self, run_id: str, run: LiveRun, began: float) -> None:
         with self._guarded(run_id, run):
             state = self._advance(run_id, run)
-            behind = self._behind_seconds(run)
+            behind = self._behind_seconds(run_id, run)
             look = state.look(self._clock() - int(behind * 1e9), behind)
-            outcome, level = run.outcome, state.thinning_to_ask()
+            outcome = run.outcome
+            thinning = state.thinning_to_ask(self.shedding.wish(run_id))
 
             def work(unit: Any) -> Outcome | None:
                 run.check(unit.connection)
                 if find_deletion(unit.connection, run_id) is not None:
                     return None
                 stored = store_look(unit, run_id, look, outcome)
-                is_asked = level is not None and ask_to_thin(unit, run_id, level)
+                is_asked = thinning is not None and ask_to_thin(unit, run_id, thinning)
                 is_asked |= ask_of_the_slow(unit, run_id, stored.known or {})
                 if ask_in_hangs(unit, run_id, stored.known or {}) or is_asked:
                     return dataclasses.replace(stored, changed=stored.changed | {"commands"})
@@ -347,7 +355,10 @@ class AnalysisLoop:
                 self.forget(run_id)
                 return
             run.outcome, run.failure, run.looked = stored, "", began
-            run.seeing_since = None
+            run.load = state.load(is_running=look.status == "running")
+            if run.seeing_since is not None:
+                lag = time.monotonic() - run.seeing_since
+                self._lag_seconds, run.seeing_since = max(self._lag_seconds, lag), None
             if stored.changed:
                 self._broker.publish(f"run:{run_id}", stored.changed, None)
                 self._broker.publish("runs", {"runs"}, None)
@@ -364,12 +375,12 @@ class AnalysisLoop:
         except Exception as error:  # noqa: BLE001 - a detector must not stop the server
             self._failed(run_id, run, error)
 
-    def _behind_seconds(self, run: LiveRun) -> float:
+    def _behind_seconds(self, run_id: str, run: LiveRun) -> float:
         """Return how far back the server's own delay keeps what is known of a run; 0 for a little.
 
         Silence of ranks is counted up to then only: what they sent since is on its way.
         """
-        delay = self._intake.delay_seconds()
+        delay = self._intake.delay_seconds(run_id)
         if run.news_since is not None:
             delay = max(delay, time.monotonic() - run.news_since)
         return delay if delay > BEHIND_SECONDS else 0.0

@@ -6,10 +6,12 @@ import dataclasses
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Literal
 
 from rankscope.wire.chunk import Column
 from rankscope.wire.sample_columns import SAMPLE_KINDS
 from rankscope.wire.schema import AnyRecord, Chunk, ClockOffset, RankRegistered, RankState
+from rankscope_server.analysis.shedding import Load, Wish
 from rankscope_server.call_shapes import ShapedCalls
 from rankscope_server.diagnose import DETECTORS
 from rankscope_server.diagnose.attempt import AttemptState
@@ -29,6 +31,16 @@ from rankscope_server.verdict.verdict import answer_of, verdict_of
 
 _MAX_ATTEMPTS = 32  # the newest are kept; findings of older ones are the store's
 _MAX_CHUNKS_REMEMBERED = 200_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ThinningAsked:
+    """A level of thinning to ask all ranks for."""
+
+    level: int
+    # to keep their budget; as the server is behind, or in time again
+    cause: Literal["budget", "behind", "in time"]
+    behind_seconds: float = 0.0  # 0: not known
 
 
 class RunState:
@@ -108,12 +120,27 @@ class RunState:
             step=newest.step if newest is not None else 0,
         )
 
-    def thinning_to_ask(self) -> int | None:
-        """Return the level of thinning to ask all ranks for, None where there is nothing to."""
+    def thinning_to_ask(self, wish: Wish | None) -> ThinningAsked | None:
+        """Return the level of thinning to ask all ranks for, None where there is nothing to.
+
+        `wish` is what this server needs for its own sake; None: that is not known.
+        """
         newest = self._newest()
         if newest is None:
             return None
-        return level_to_ask(newest.ranks, newest.states, newest.world_size)
+        return thinning_to_ask(newest.ranks, newest.states, newest.world_size, wish)
+
+    def load(self, *, is_running: bool) -> Load:
+        """Return what the ranks of the newest attempt make and leave out."""
+        newest = self._newest()
+        alive = [] if newest is None else [s for s in newest.states.values() if s.alive]
+        if newest is None or not alive:
+            return Load()
+        return Load(
+            newest.steps.calls_per_second() * len(alive) * is_running,
+            level=min(state.thinning for state in alive),
+            asked=max(state.thinning_asked for state in alive),
+        )
 
     def _attempt(self, number: int) -> AttemptState | None:
         attempt = self._attempts.get(number)
@@ -224,18 +251,30 @@ def _with_attempt(answer: Answer, newest: AttemptState | None) -> Answer:
     return dataclasses.replace(answer, text=f"{answer.text} (attempt {newest.attempt})")
 
 
-def level_to_ask(
-    ranks: Mapping[int, RankRegistered], states: Mapping[int, RankState], world_size: int
-) -> int | None:
+def thinning_to_ask(
+    ranks: Mapping[int, RankRegistered],
+    states: Mapping[int, RankState],
+    world_size: int,
+    wish: Wish | None,
+) -> ThinningAsked | None:
     """Return the level that all ranks should take, None where there is nothing to ask.
 
-    The highest that any of them needs. Ranks of one node are asked by its collector; a run with
-    a rank that does not report is left as it is, since what it needs is not known.
+    What the server needs is asked of any run; in force is the higher one of that and of the
+    highest that any of the ranks needs, for which ranks of one node are asked by its collector.
+    A run with a rank that does not report is left as it is, since what it needs is not known.
     """
+    alive = [state for state in states.values() if state.alive]
+    if not alive or len(alive) < world_size:
+        return None
+    asked = max(state.thinning_asked for state in alive)
+    if wish is not None and asked > wish.level:
+        return ThinningAsked(wish.level, "in time")
+    if wish is not None and any(state.thinning < wish.level for state in alive):
+        return ThinningAsked(wish.level, "behind", wish.behind_seconds)
     if len({known.host for known in ranks.values()}) < 2:
         return None
-    alive = [state for state in states.values() if state.alive]
-    if len(alive) < world_size:
-        return None
     wanted = max(state.thinning_wanted for state in alive)
-    return None if all(state.thinning == wanted for state in alive) else wanted
+    in_force = max(wanted, asked, 0 if wish is None else wish.level)
+    if all(state.thinning == in_force for state in alive):
+        return None
+    return ThinningAsked(wanted, "budget")

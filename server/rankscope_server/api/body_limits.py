@@ -36,12 +36,14 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         principal, body = principal_of(request), Body(self, request, receive)
+        by_quota = True
         try:
             if principal is not None:  # a stranger's words are not believed, its bytes are counted
                 self.quota.check(principal)
+                by_quota = False
                 body.announce(_declared(request))
         except Problem as problem:
-            self._note(request)
+            self._note(request, by_quota)
             await answer(request, problem)(scope, receive, send)
             return
         try:
@@ -49,11 +51,11 @@ class BodyLimits:
         finally:
             self._bytes -= body.reserved
 
-    def _note(self, request: Request) -> None:
+    def _note(self, request: Request, by_quota: bool) -> None:
         """Let the analysis know that a batch was put off: its ranks are not silent."""
         service = getattr(request.scope["app"].state, "service", None)
         if service is not None and request.url.path == _INGEST:
-            service.intake.put_off()
+            service.intake.put_off(by_quota=by_quota)
 
     @property
     def pause_s(self) -> float:

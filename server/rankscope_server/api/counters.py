@@ -93,9 +93,17 @@ class Counters:
                     "For how long the oldest of them has been here, or is put off.",
                     intake.delay_seconds,
                 ),
+                "collector_wait_seconds": (
+                    "How long batches had waited at half of the collectors or more.",
+                    intake.wait_seconds,
+                ),
                 "analysis_lag_seconds": (
                     "How long ago the oldest stored batch came that no look has seen.",
                     lambda: analysis.lag_seconds,
+                ),
+                "shedding_level": (
+                    "The highest level of thinning that this server asks a run for, 0 for none.",
+                    lambda: analysis.shedding.highest,
                 ),
             }
         )

@@ -9,7 +9,7 @@ import msgspec
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from rankscope.wire.schema import COMMANDS_HEADER, Command
+from rankscope.wire.schema import CLOCK_HEADER, COMMANDS_HEADER, Command
 from rankscope_server.answers import Schema
 from rankscope_server.api.access.rules import sender
 from rankscope_server.api.access.sending import check_sender, claim
@@ -21,11 +21,13 @@ from rankscope_server.ingest.records import Refused
 from rankscope_server.problems import Problem, request_id
 from rankscope_server.store.batches import Stored, pack_journal, store_batch
 from rankscope_server.store.deletion import Deleted, find_deletion, gone
+from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.locks import of_run
 from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1", tags=["ingest"])
 _encode = msgspec.json.Encoder().encode
+_MAX_DIGITS = 20  # of a time in ns
 
 
 class IngestAnswer(Schema, frozen=True):
@@ -60,6 +62,7 @@ async def ingest(request: Request) -> Response:
         body = await read_body(request, service.settings.max_batch_bytes)
         service.intake.received(waiting)
         batch, stored = await store(request, service, body)
+    _note_wait(request, service, batch)
     if not stored.duplicate:
         service.event_quota.count(sender(request), len(batch.records) + num_events(batch))
     count(service, batch, stored, time.perf_counter() - started)
@@ -79,8 +82,16 @@ def _check_quota(request: Request, service: Service) -> None:
     try:
         service.event_quota.check(sender(request))
     except Problem:
-        service.intake.put_off()  # its ranks are not silent
+        service.intake.put_off(by_quota=True)  # its ranks are not silent
         raise
+
+
+def _note_wait(request: Request, service: Service, batch: ValidatedBatch) -> None:
+    """Note for how long a batch has waited at its collector, which sent what its clock shows."""
+    clock = request.headers.get(CLOCK_HEADER, "")
+    if clock.isdecimal() and len(clock) < _MAX_DIGITS:
+        waited_ns = int(clock) - batch.sent_ns
+        service.intake.waited(batch.run_id, batch.producer, waited_ns / 1e9)
 
 
 def _length(request: Request, service: Service) -> int:
@@ -110,7 +121,13 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
             announce(service, batch, stored)
 
     lock = of_run(batch.run_id)
-    stored = await asyncio.wrap_future(service.writer.submit(work, after_commit, lock=lock))
+    try:
+        done = service.writer.submit(work, after_commit, lock=lock)
+    except StoreUnavailableError as error:
+        if error.cause == "behind":
+            service.intake.put_off()
+        raise
+    stored = await asyncio.wrap_future(done)
     if isinstance(stored, Deleted):
         service.counters.rejected.inc()
         raise gone(stored)

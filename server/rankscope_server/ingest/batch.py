@@ -23,6 +23,7 @@ class ValidatedBatch:
     chunks: list[ValidatedChunk]
     refused: list[Refused]
     takes_commands: bool = False
+    sent_ns: int = 0  # when it was made, by its collector's clock
 
 
 def validate_batch(
@@ -42,4 +43,5 @@ def validate_batch(
         chunks=chunks,
         refused=refused + refused_chunks,
         takes_commands=takes_commands,
+        sent_ns=envelope.sent_ns,
     )

@@ -35,6 +35,7 @@ HEAD = 64
 SILENCE = 20  # steps without any collective: ranks of a group seldom accumulate over more
 _MS = 1e-6
 _FIRST_COLUMNS, _FIRST_ROWS = 256, 8
+_PACE_STEPS = 64  # newest ones, that say how often collectives are called
 _SOME_ROWS = 64
 SPECIAL = STEP_FIRST | STEP_CHECKPOINT | STEP_EVALUATION
 
@@ -184,6 +185,15 @@ class StepTable:
     def mark_dirty(self) -> None:
         """Note that the derived arrays are of no use: what they rest on has changed."""
         self.clean_columns = 0
+
+    def calls_per_second(self) -> float:
+        """Return how many collectives a rank calls in the newest steps, recorded or counted."""
+        first, rows = max(0, self.num_steps - _PACE_STEPS), self.some_rows()
+        seconds = self.get("duration", first)[rows] / 1e3
+        calls = self.get("calls", first)[rows]
+        known = ~np.isnan(seconds) & ~np.isnan(calls)
+        total = float(seconds[known].sum())
+        return float(calls[known].sum()) / total if total > 0 else 0.0
 
     def is_thinned(self, first_column: int = 0) -> NDArray[np.bool_]:
         """Return in which steps of ranks collectives were counted, not recorded."""

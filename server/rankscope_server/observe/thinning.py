@@ -1,4 +1,4 @@
-"""How much of the collectives ranks record to keep their budget, as they say it themselves."""
+"""How much of the collectives ranks record, and why not all, as they say it themselves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from rankscope.wire.schema import Event
 from rankscope_server.findings.text import percent_text, ranks_text
 
 THINNING_CHANGED = "thinning_changed"
+_SERVERS_REMEDY = (
+    "give the server more processors, raise RANKSCOPE_FLUSH_SECONDS, or run a second server on "
+    "PostgreSQL"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,6 +26,8 @@ class Thinning:
     overhead_ratio: float  # share of the training thread's time that recording took
     budget_ratio: float
     source: str
+    # Of a server that did not keep up and asked for it: what it said. Empty: it keeps the budget.
+    servers_why: str = ""
 
     @property
     def text(self) -> str:
@@ -32,6 +38,11 @@ class Thinning:
             else f"One step in {self.every} is recorded whole, the others without their single "
             "collectives,"
         )
+        if self.servers_why:
+            return (
+                f"{left_out} since step {self.from_step:,}, because the server did not keep up "
+                f"({self.servers_why}); to record more, {_SERVERS_REMEDY}"
+            )
         took = f" (it took {percent_text(self.overhead_ratio)})" if self.overhead_ratio > 0 else ""
         compiler = "" if self.source == "probe" else "install a C++ compiler or "
         return (
@@ -52,6 +63,7 @@ def thinning_of(event: Event) -> Thinning | None:
             overhead_ratio=float(fields.get("overhead_ratio", "0")),
             budget_ratio=float(fields["budget_ratio"]),
             source=fields.get("source", ""),
+            servers_why=fields.get("servers_why", ""),
         )
     except (KeyError, ValueError):
         return None

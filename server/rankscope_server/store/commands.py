@@ -51,6 +51,9 @@ class Asked:
     num_steps: int = 3  # of a profile; of thinning the level
     asked_by: str = "user"
     finding_id: int | None = None
+    # How late all comes that is known here, and that is said from here: of off, on and thinning,
+    # which are to be before the same step in all ranks.
+    late_seconds: float = 0.0
 
 
 def create(unit: Unit, run_id: str, asked: Asked) -> int:
@@ -83,7 +86,7 @@ def create(unit: Unit, run_id: str, asked: Asked) -> int:
         )
     switches = asked.kind in ("agent_off", "agent_on", "thin")
     pace = _steps_per_second(connection, run_id, run.attempt) if switches else 0.0
-    margin = _LEAST_MARGIN_STEPS + int(_MARGIN_SECONDS * pace)
+    margin = _LEAST_MARGIN_STEPS + int((_MARGIN_SECONDS + 2 * asked.late_seconds) * pace)
     lifetime = _LIFETIMES_NS[asked.kind] + (int(2 * margin / pace * 1e9) if pace else 0)
     inserted = connection.execute(
         sa.insert(tables.command).values(

@@ -182,7 +182,7 @@ function Changes({ data }) {
     Card,
     {
       title: 'What was left out',
-      note: 'above their budget all ranks record one step in 2, 4, 8 … whole, the same ones',
+      note: 'above their budget, or where the server does not keep up, all ranks record one step in 2, 4, 8 … whole, the same ones',
     },
     t.div(
       {

@@ -129,7 +129,9 @@ def _level(text: Any) -> str:
 def _why(fields: dict[str, str]) -> str:
     each_us = fields.get("us_per_collective")
     costs = f"{fields.get('source', '')}: {each_us} us for each collective" if each_us else ""
-    return "; ".join(part for part in (str(fields.get("why", "")), costs) if part)
+    servers = fields.get("servers_why")
+    server = f"the server did not keep up ({servers})" if servers else ""
+    return "; ".join(part for part in (server, str(fields.get("why", "")), costs) if part)
 
 
 def _ratio(text: Any) -> float | None:
