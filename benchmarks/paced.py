@@ -4,11 +4,15 @@
     python benchmarks/paced.py --seconds 600 --json
     python benchmarks/paced.py --ranks 4096 --per-second 40
     python benchmarks/paced.py --speed 3 --seconds 60     # more than it can take
+    python benchmarks/paced.py --share 0.2 --seconds 300  # the same for senders on few cores
 
 128 collectors post once a second, each at its own moment, whatever became of the posts before; a
 collector that is behind sends what waits, as one that spools does. Batches of the first windows are
 made beforehand and moved in time and step for the later ones. All detectors are on. Lag is how long
 ago the newest batch came that no look of the analysis has seen.
+
+Senders take as much CPU as the server, so on few cores they cannot send three times what it takes.
+With `--share` the server is stopped most of the time and runs in so much of it.
 
 Ranks do as they are asked: of a level of thinning they send single collectives of whole steps
 alone, from the step on that was asked for, or from where they are when it comes.
@@ -22,6 +26,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import statistics
 import tempfile
 import threading
@@ -36,13 +41,14 @@ import numpy as np
 from ingest import PER_STEP, RANKS_PER_NODE, STEP_NS, Job, Server, body_of, chunk_of
 
 from rankscope.wire import schema, thinning
-from rankscope.wire.chunk import decode_chunk, encode_chunk
+from rankscope.wire.chunk import Column, decode_chunk, encode_chunk
 
 SENDERS = 8  # threads
 HEADERS = {
     "Content-Type": "application/msgpack", "Content-Encoding": "zstd",
     schema.COMMANDS_HEADER: str(schema.COMMANDS_VERSION),
 }  # fmt: skip
+PERIOD_SECONDS = 0.05  # in which a server runs and is stopped once
 PAGE_SECONDS = 5.0  # between two looks at the run's page
 
 
@@ -66,6 +72,7 @@ class Result:
     rss_mib_most: float = 0.0
     deferred: int = 0  # answers that asked to send later
     late_batches: int = 0  # sent more than a second after their time
+    unsent_batches: int = 0  # when it was given up: after as long again, and a minute
     backlog_seconds_worst: float = 0.0  # how late a batch was sent
     backlog_seconds_end: float = 0.0
     said_behind_seconds_worst: float = 0.0  # on the run's page
@@ -124,8 +131,11 @@ class Node:
 class Template:
     """What each node sends in each of some windows; moved on for later ones."""
 
-    def __init__(self, job: Job, nodes: int, windows: int, per_window: int, start_ns: int) -> None:
+    def __init__(
+        self, job: Job, nodes: int, windows: int, per_window: int, start_ns: int, speed: float
+    ) -> None:
         self.job, self.per_window, self.start_ns, self.windows = job, per_window, start_ns, windows
+        self.speed, self.step_ns = speed, int(STEP_NS / speed)
         self.chunks = [
             [self._chunks_of(node, window) for node in range(nodes)] for window in range(windows)
         ]
@@ -136,9 +146,20 @@ class Template:
         chunks = []
         for rank in range(node * RANKS_PER_NODE, (node + 1) * RANKS_PER_NODE):
             columns = self.job.collectives(rank, first, self.per_window, self.start_ns)
-            chunks.append(chunk_of("collectives", rank, columns))
-            chunks.append(chunk_of("steps", rank, self.job.steps(step_lo, steps, self.start_ns)))
+            chunks.append(chunk_of("collectives", rank, self._at_speed(columns)))
+            columns = self.job.steps(step_lo, steps, self.start_ns)
+            chunks.append(chunk_of("steps", rank, self._at_speed(columns)))
         return chunks
+
+    def _at_speed(self, columns: dict[str, Column]) -> dict[str, Column]:
+        """Return columns of a job that does all so many times as fast."""
+        time_column = "arrived_ns" if "arrived_ns" in columns else "started_ns"
+        for name, values in columns.items():
+            if name.endswith("_ns") and self.speed != 1:
+                ns, base = np.asarray(values), self.start_ns if name == time_column else 0
+                faster = base + ((ns - base) / self.speed).astype(np.int64)
+                columns[name] = np.where(ns < 0, ns, faster)
+        return columns
 
     def step(self, window: float) -> int:
         """Return the last step of a window."""
@@ -150,9 +171,10 @@ class Template:
         chunks = self.chunks[place][node.number]
         if rounds or node.levels:
             steps = rounds * self.windows * self.per_window // PER_STEP
-            chunks = [later for chunk in chunks if (later := moved(chunk, steps, node)) is not None]
+            later = [moved(chunk, steps, self.step_ns, node) for chunk in chunks]
+            chunks = [chunk for chunk in later if chunk is not None]
         step = self.step(window)
-        now_ns = self.start_ns + step * STEP_NS
+        now_ns = self.start_ns + step * self.step_ns
         level = node.level(step)
         records = [
             msgspec.structs.replace(state, thinning=level, thinning_asked=level)
@@ -164,10 +186,10 @@ class Template:
         return body_of(run, node.number, window + 1, records, chunks, made_ns), count
 
 
-def moved(chunk: schema.Chunk, steps: int, node: Node) -> schema.Chunk | None:
+def moved(chunk: schema.Chunk, steps: int, step_ns: int, node: Node) -> schema.Chunk | None:
     """Return a chunk as it would be some steps later; None where all of it is thinned."""
     columns = decode_chunk(chunk.data)
-    shift_ns = steps * STEP_NS
+    shift_ns = steps * step_ns
     time_column = "arrived_ns" if chunk.kind == "collectives" else "started_ns"
     columns["step"] = np.asarray(columns["step"]) + steps
     columns[time_column] = np.asarray(columns[time_column]) + shift_ns
@@ -203,6 +225,7 @@ class Collectors:
         self._nodes = [Node(number) for number in nodes]
         self._period = 1.0 / options.speed
         self._num_windows = int(options.seconds * options.speed)
+        self._most_seconds = 2 * options.seconds + 60
         self.thread = threading.Thread(target=self._work, daemon=True)
 
     def _work(self) -> None:
@@ -230,6 +253,9 @@ class Collectors:
             if wait > 0:
                 time.sleep(wait)
             self.late_seconds = max(-wait, 0.0)
+            if time.monotonic() - began > self._most_seconds:
+                self._result.unsent_batches += len(plan)
+                return
             self._result.late_batches += wait < -1.0
             sent = time.monotonic()
             clock = {schema.CLOCK_HEADER: str(time.time_ns())}
@@ -258,14 +284,19 @@ def measure(options: argparse.Namespace) -> Result:
     result = Result(os.cpu_count() or 0, options.ranks, nodes, options.per_second, options.seconds)
     job = Job(options.ranks)
     per_window = options.per_second // PER_STEP * PER_STEP
-    template = Template(job, nodes, options.windows, per_window, time.time_ns())
+    template = Template(job, nodes, options.windows, per_window, time.time_ns(), options.speed)
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
+        running = threading.Event()
+        slowing = threading.Thread(target=slow_down, args=(server, options.share, running))
+        slowing.start()
         try:
             groups = [list(range(nodes))[n::SENDERS] for n in range(SENDERS)]
             collectors = [Collectors(server, template, g, result, options) for g in groups if g]
             watch(server, collectors, result)
         finally:
+            running.set()
+            slowing.join()
             server.stop()
     called = options.ranks * per_window * int(options.seconds * options.speed)
     sent = sum(sender.num_collectives for sender in collectors)
@@ -274,6 +305,15 @@ def measure(options: argparse.Namespace) -> Result:
     result.ack_ms_median = round(statistics.median(acks), 1)
     result.ack_ms_p99 = round(acks[int(len(acks) * 0.99)], 1)
     return result
+
+
+def slow_down(server: Server, share: float, ends: threading.Event) -> None:
+    """Let the server run in a share of the time only, until this ends."""
+    while share < 1 and not ends.is_set():
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(PERIOD_SECONDS * (1 - share))
+        server.process.send_signal(signal.SIGCONT)
+        time.sleep(PERIOD_SECONDS * share)
 
 
 def watch(server: Server, collectors: list[Collectors], result: Result) -> None:
@@ -335,6 +375,7 @@ def main() -> None:
     parser.add_argument("--per-second", type=int, default=300, help="collectives of a rank")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--speed", type=float, default=1.0, help="windows a second")
+    parser.add_argument("--share", type=float, default=1.0, help="of the time the server runs in")
     parser.add_argument("--windows", type=int, default=8, help="that are made beforehand")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

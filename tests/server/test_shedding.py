@@ -33,6 +33,7 @@ class Ranks:
 
     loads: dict[str, Load]
     now: float = 100.0
+    lag: float = 0.0
     shedding: Shedding = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class Ranks:
         delays = itertools.cycle(delay) if isinstance(delay, Iterable) else itertools.repeat(delay)
         for _ in range(round(seconds)):
             self.now += 1.0
-            self.shedding.turn(next(delays), self.loads)
+            self.shedding.turn(next(delays), self.lag, self.loads)
             self.loads = {run: self._of(run, load) for run, load in self.loads.items()}
 
     def _of(self, run: str, load: Load) -> Load:
@@ -75,6 +76,19 @@ def test_less_is_asked_for_only_while_it_is_behind_for_long() -> None:
     assert ranks.shedding.wish("run") == Wish(FIRST_LEVEL, BEHIND)
 
 
+def test_a_lag_of_the_analysis_counts_where_looks_that_are_rarer_do_not_explain_it() -> None:
+    ranks = one()
+    ranks.lag = LIMITS.lag_seconds
+    ranks.pass_(60, IN_TIME)
+    assert ranks.levels() == {"run": 0}
+    ranks.lag += 1
+    ranks.pass_(LIMITS.sustained_seconds + 1, IN_TIME)
+    assert ranks.levels() == {"run": FIRST_LEVEL}
+    ranks.lag -= 1
+    ranks.pass_(LIMITS.calm_seconds + 1, IN_TIME)
+    assert ranks.levels() == {"run": 0}
+
+
 def test_what_waited_for_a_server_that_was_away_passes_by_itself() -> None:
     ranks = one()
     for waited in range(300, 0, -1):
@@ -91,7 +105,7 @@ def test_the_next_level_waits_until_the_last_one_is_felt_and_there_is_a_last_one
             found.append((second, ranks.levels()["run"]))
     assert [level for _, level in found] == list(range(FIRST_LEVEL, LIMITS.highest_level + 1))
     pauses = [after - first for (first, _), (after, _) in itertools.pairwise(found)]
-    assert min(pauses) >= LIMITS.effect_seconds + 2 * BEHIND
+    assert min(pauses) >= LIMITS.effect_seconds + BEHIND
 
 
 def test_more_is_asked_for_level_by_level_after_a_good_while_in_time() -> None:
@@ -291,12 +305,12 @@ def test_a_level_that_is_refused_is_not_asked_for_every_minute(client: TestClien
     node, clock = Node(client, producer="node-a"), [time.time_ns()]
     node.take(*(registered(rank) for rank in range(4)))
 
-    def ask(level: int, after_seconds: int) -> bool:
+    def ask(level: int, after_seconds: int, late: float = 0.0) -> bool:
         clock[0] += after_seconds * 10**9
 
         def work(unit: Any) -> bool:
             unit.now_ns = clock[0]
-            return ask_to_thin(unit, "run", ThinningAsked(level, "behind", 20.0))
+            return ask_to_thin(unit, "run", ThinningAsked(level, "behind", 20.0), late)
 
         return service.writer.run(work)
 
@@ -305,19 +319,22 @@ def test_a_level_that_is_refused_is_not_asked_for_every_minute(client: TestClien
     number = node.get("/commands")["commands"][0]["id"]
     node.take(answer(number, 1, "refused", reason="this node takes no commands"))
     assert [ask(3, after) for after in (61, 500, 60)] == [False, False, True]
+    assert [ask(3, after, late=50.0) for after in (61, 148, 2)] == [False, False, True]
 
 
 def test_the_later_all_comes_the_farther_ahead_is_the_step(client: TestClient) -> None:
     service: Service = client.app.state.service  # type: ignore[attr-defined]
     node, steps = begun(client), []
     are_at(node, 40)
-    for level, behind in ((2, 0.0), (3, 30.0)):
-        asked = ThinningAsked(level, "behind", behind)
-        assert service.writer.run(partial(ask_to_thin, run_id="run", asked=asked))
+    for level, late in ((2, 0.0), (3, 30.0)):
+        asked = ThinningAsked(level, "behind", 20.0)
+        assert service.writer.run(
+            partial(ask_to_thin, run_id="run", asked=asked, late_seconds=late)
+        )
         steps.append(node.get("/commands")["commands"][0]["at_step"])
     times = make_steps(PLAN)
     pace = 1e9 / float(times.duration.mean())
-    assert steps[1] - steps[0] == pytest.approx(60 * pace, rel=0.1)
+    assert steps[1] - steps[0] == pytest.approx(1.25 * 30 * pace, rel=0.1)
 
 
 def test_the_cause_stands_in_the_notes_and_on_the_page_of_the_agent(

@@ -82,8 +82,11 @@ def ask_of_the_slow(
     return has_asked
 
 
-def ask_to_thin(unit: Unit, run_id: str, asked: ThinningAsked) -> bool:
-    """Ask all ranks for a level of thinning, unless that has just been done."""
+def ask_to_thin(unit: Unit, run_id: str, asked: ThinningAsked, late_seconds: float) -> bool:
+    """Ask all ranks for a level of thinning, unless that has just been done.
+
+    `late_seconds` is how old what is known of the run is.
+    """
     table = tables.command.c
     newest = unit.connection.execute(
         sa.select(tables.command)
@@ -91,10 +94,10 @@ def ask_to_thin(unit: Unit, run_id: str, asked: ThinningAsked) -> bool:
         .order_by(table.id.desc())
         .limit(1)
     ).first()
-    if newest is not None and unit.now_ns - newest.created_ns < _pause_ns(unit, newest, asked):
+    if newest is not None and not _is_due(unit, newest, asked, late_seconds):
         return False
     command = Asked(
-        "thin", num_steps=asked.level, asked_by=_who_asks(asked), late_seconds=asked.behind_seconds
+        "thin", num_steps=asked.level, asked_by=_who_asks(asked), late_seconds=late_seconds
     )
     try:
         create(unit, run_id, command)
@@ -112,20 +115,20 @@ def _who_asks(asked: ThinningAsked) -> str:
     return f"{schema.SHEDDING}behind{by}"
 
 
-def _pause_ns(unit: Unit, newest: sa.Row[Any], asked: ThinningAsked) -> int:
-    """Return how long after the newest command for thinning another one may follow."""
-    if asked.cause == "budget":
-        return _THINNING_PAUSE_NS
+def _is_due(unit: Unit, newest: sa.Row[Any], asked: ThinningAsked, late_seconds: float) -> bool:
+    """Return whether ranks had the time to do, and to say, what the newest command asks for."""
+    is_shedding = asked.cause != "budget"
     is_same = newest.asked_by.startswith(schema.SHEDDING) and newest.num_steps == asked.level
-    if not is_same:
-        return 0
-    parts = tables.command_rank.c
-    is_refused = unit.connection.scalar(
-        sa.select(parts.rank)
-        .where(parts.command_id == newest.id, parts.state == "refused")
-        .limit(1)
-    )
-    return _SHEDDING_PAUSE_NS if is_refused is None else _REFUSED_PAUSE_NS
+    if is_shedding and not is_same:
+        return True  # the pause between two levels is that of the decision
+    pause_ns = _THINNING_PAUSE_NS
+    if is_shedding:
+        parts = tables.command_rank.c
+        of_it = sa.select(parts.rank).where(parts.command_id == newest.id)
+        is_refused = unit.connection.scalar(of_it.where(parts.state == "refused").limit(1))
+        pause_ns = _SHEDDING_PAUSE_NS if is_refused is None else _REFUSED_PAUSE_NS
+    # it is done some margin after it is heard of, and that is said behind all that waits
+    return bool(unit.now_ns - newest.created_ns >= pause_ns + int(3e9 * late_seconds))
 
 
 def ask_for_stacks(unit: Unit, run_id: str, finding_id: int, ranks: list[int]) -> int | None:

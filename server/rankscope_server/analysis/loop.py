@@ -49,7 +49,7 @@ MAX_WAITING_EVENTS = 1_000_000  # some 180 MB of columns
 _MANY_EVENTS = 200_000
 MAX_WAITING_BYTES = 256 << 20
 FAILURE_LOG_SECONDS = 60.0
-_MAX_PAUSE_SECONDS = 2.0
+_MAX_PAUSE_SECONDS, _MAX_PAUSE_BEHIND_SECONDS = 2.0, 10.0
 BEHIND_SECONDS = 3.0  # a delay of less is no news: looks are a second apart
 _BYTES_PER_RECORD = 1_000  # about what a decoded one takes
 # A run that another process looks at, and of which nothing is heard for so long, may be over. That
@@ -238,7 +238,7 @@ class AnalysisLoop:
         self._forget_silent_runs()
         self._looked = time.monotonic()
         loads = {name: run.load for name, run in list(self._runs.items()) if run.load is not None}
-        self.shedding.turn(max(self._lag_seconds, self._intake.own_delay_seconds()), loads)
+        self.shedding.turn(self._intake.own_delay_seconds(), self._lag_seconds, loads)
 
     def _work(self) -> None:
         due = time.monotonic() + self._settings.look_seconds
@@ -251,9 +251,11 @@ class AnalysisLoop:
                 continue
             self.look_now()
             ended = time.monotonic()
-            # Looks take a fifth of the time, while findings stay a few seconds young.
-            pause = min(4.0 * (ended - began), _MAX_PAUSE_SECONDS)
-            due = ended + max(pause, self._settings.look_seconds)
+            # Looks take a fifth of the time, while findings stay a few seconds young; where batches
+            # wait for this server findings wait first.
+            is_behind = self._intake.own_delay_seconds() > BEHIND_SECONDS
+            most = _MAX_PAUSE_BEHIND_SECONDS if is_behind else _MAX_PAUSE_SECONDS
+            due = ended + max(min(4.0 * (ended - began), most), self._settings.look_seconds)
 
     def _take_many(self) -> None:
         """Give what waits of runs that send much to their tables."""
@@ -344,7 +346,7 @@ class AnalysisLoop:
                 if find_deletion(unit.connection, run_id) is not None:
                     return None
                 stored = store_look(unit, run_id, look, outcome)
-                is_asked = thinning is not None and ask_to_thin(unit, run_id, thinning)
+                is_asked = thinning is not None and ask_to_thin(unit, run_id, thinning, behind)
                 is_asked |= ask_of_the_slow(unit, run_id, stored.known or {})
                 if ask_in_hangs(unit, run_id, stored.known or {}) or is_asked:
                     return dataclasses.replace(stored, changed=stored.changed | {"commands"})

@@ -21,13 +21,18 @@ FIRST_LEVEL = NO_CALL_SITES + 1  # call sites are a few bits of each collective:
 class Limits:
     """When more and when less is asked for, each with its reason."""
 
-    # Looks at a job of 4,096 ranks may be so far apart on a server that keeps up.
+    # What waits to be stored: ten windows of a collector. A second or two is usual.
     behind_seconds: float = 10.0
+    # What is stored and waits for a look: looks are rarer first, up to 10 s apart and as long again
+    # under way. Less than this is none.
+    lag_seconds: float = 20.0
     # One slow commit, a long look, what waited for a server that was away: they pass by themselves.
     sustained_seconds: float = 10.0
     # A level is in force some 8 s after it was asked for, and what waited until then comes before
-    # what is thinned: twice the delay is added.
+    # what is thinned: the delay is added. Not all of a long one, in which more would pile up: one
+    # level too many costs some minutes of detail, and a delay that falls asks for no more.
     effect_seconds: float = 30.0
+    most_late_seconds: float = 30.0
     # As `loop.BEHIND_SECONDS`: below it nothing is said to be behind.
     in_time_seconds: float = 3.0
     # Long against the pause above, so that the load of one level is known before the next.
@@ -91,9 +96,14 @@ class Shedding:
         """Return the highest level that any run is asked for."""
         return max((wish.level for wish in self._wishes.values()), default=0)
 
-    def turn(self, delay_seconds: float, loads: Mapping[str, Load]) -> None:
-        """Decide anew; `loads` are those of all runs that this server looks at."""
+    def turn(self, delay_seconds: float, lag_seconds: float, loads: Mapping[str, Load]) -> None:
+        """Decide anew; `loads` are those of all runs that this server looks at.
+
+        `delay_seconds` is that of what is not stored yet, `lag_seconds` that of the analysis.
+        """
         now = self._clock()
+        if lag_seconds > self._limits.lag_seconds:
+            delay_seconds = max(delay_seconds, lag_seconds)
         # What another process, or an earlier one, has asked for goes on from there.
         known = self._wishes
         self._wishes = {run: known.get(run) or Wish(load.asked) for run, load in loads.items()}
@@ -135,7 +145,8 @@ class Shedding:
         if not asked:
             return
         self._wishes = self._wishes | asked
-        self._wait_until = now + limits.effect_seconds + 2 * delay_seconds
+        late_seconds = min(delay_seconds, limits.most_late_seconds)
+        self._wait_until = now + limits.effect_seconds + late_seconds
         if self._lowered is not None:
             came_back = now - self._lowered < 2 * self._calm_seconds
             doubled = min(2 * self._calm_seconds, limits.most_calm_seconds)

@@ -31,6 +31,7 @@ _LIFETIMES_NS: dict[CommandKind, int] = {
 _MOST_RANKS: dict[CommandKind, int] = {"stacks": 64, "profile": 16}
 _LEAST_MARGIN_STEPS = 2
 _MARGIN_SECONDS = 6.0  # a command needs 1 to 2 s to every rank, what we know of it is as old
+_LATER_STILL = 1.25  # a delay grows until the last collector has heard of it
 _encode = msgspec.json.Encoder().encode
 
 
@@ -86,7 +87,8 @@ def create(unit: Unit, run_id: str, asked: Asked) -> int:
         )
     switches = asked.kind in ("agent_off", "agent_on", "thin")
     pace = _steps_per_second(connection, run_id, run.attempt) if switches else 0.0
-    margin = _LEAST_MARGIN_STEPS + int((_MARGIN_SECONDS + 2 * asked.late_seconds) * pace)
+    ahead_seconds = _MARGIN_SECONDS + _LATER_STILL * asked.late_seconds
+    margin = _LEAST_MARGIN_STEPS + int(ahead_seconds * pace)
     lifetime = _LIFETIMES_NS[asked.kind] + (int(2 * margin / pace * 1e9) if pace else 0)
     inserted = connection.execute(
         sa.insert(tables.command).values(
