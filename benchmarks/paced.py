@@ -43,7 +43,7 @@ from ingest import PER_STEP, RANKS_PER_NODE, STEP_NS, Job, Server, body_of, chun
 from rankscope.wire import schema, thinning
 from rankscope.wire.chunk import Column, decode_chunk, encode_chunk
 
-SENDERS = 8  # threads
+SENDERS = 128  # threads, each with a connection as a collector has
 HEADERS = {
     "Content-Type": "application/msgpack", "Content-Encoding": "zstd",
     schema.COMMANDS_HEADER: str(schema.COMMANDS_VERSION),
@@ -84,9 +84,9 @@ class Result:
 class Node:
     """What the ranks of a node were asked for, and have not answered yet."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, level: int = 0) -> None:
         self.number = number
-        self.levels: list[tuple[int, int]] = []  # from which step on
+        self.levels = [(0, level)] if level else []  # from which step on
         self._waiting: list[schema.Command] = []
         self._known: set[int] = set()
 
@@ -176,8 +176,11 @@ class Template:
         step = self.step(window)
         now_ns = self.start_ns + step * self.step_ns
         level = node.level(step)
+        own, asked = (level, 0) if len(node.levels) == 1 and not node.levels[0][0] else (0, level)
         records = [
-            msgspec.structs.replace(state, thinning=level, thinning_asked=level)
+            msgspec.structs.replace(
+                state, thinning=level, thinning_wanted=own, thinning_asked=asked
+            )
             for state in self.job.states(node.number, step, now_ns)
         ] + node.records(step, now_ns)  # fmt: skip
         if window == 0:
@@ -222,7 +225,7 @@ class Collectors:
         self.late_seconds = 0.0  # of the newest batch
         self.errors: list[BaseException] = []
         self._server, self._template, self._result = server, template, result
-        self._nodes = [Node(number) for number in nodes]
+        self._nodes = [Node(number, options.level) for number in nodes]
         self._period = 1.0 / options.speed
         self._num_windows = int(options.seconds * options.speed)
         self._most_seconds = 2 * options.seconds + 60
@@ -375,6 +378,7 @@ def main() -> None:
     parser.add_argument("--per-second", type=int, default=300, help="collectives of a rank")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--speed", type=float, default=1.0, help="windows a second")
+    parser.add_argument("--level", type=int, default=0, help="of thinning from the first step on")
     parser.add_argument("--share", type=float, default=1.0, help="of the time the server runs in")
     parser.add_argument("--windows", type=int, default=8, help="that are made beforehand")
     parser.add_argument("--json", action="store_true")

@@ -50,6 +50,7 @@ _MANY_EVENTS = 200_000
 MAX_WAITING_BYTES = 256 << 20
 FAILURE_LOG_SECONDS = 60.0
 _MAX_PAUSE_SECONDS, _MAX_PAUSE_BEHIND_SECONDS = 2.0, 10.0
+_DECIDE_SECONDS = 1.0
 BEHIND_SECONDS = 3.0  # a delay of less is no news: looks are a second apart
 _BYTES_PER_RECORD = 1_000  # about what a decoded one takes
 # A run that another process looks at, and of which nothing is heard for so long, may be over. That
@@ -237,17 +238,23 @@ class AnalysisLoop:
                 self._look(run_id, run)
         self._forget_silent_runs()
         self._looked = time.monotonic()
+        self._shed()
+
+    def _shed(self) -> None:
+        """Decide what runs should leave out for this server's sake; the next look asks for it."""
         loads = {name: run.load for name, run in list(self._runs.items()) if run.load is not None}
         self.shedding.turn(self._intake.own_delay_seconds(), self._lag_seconds, loads)
 
     def _work(self) -> None:
         due = time.monotonic() + self._settings.look_seconds
         while not self._stop.is_set():
-            if self._many_wait.wait(max(due - time.monotonic(), 0.0)):
+            if self._many_wait.wait(max(min(due - time.monotonic(), _DECIDE_SECONDS), 0.0)):
                 self._many_wait.clear()
                 self._take_many()
             began = time.monotonic()
             if began < due or self._stop.is_set():
+                if self._intake.own_delay_seconds() > BEHIND_SECONDS:
+                    self._shed()
                 continue
             self.look_now()
             ended = time.monotonic()
