@@ -55,7 +55,7 @@ class Load:
     """What the ranks of a run make, and what they leave out."""
 
     calls_per_second: float = 0.0  # collectives, those of thinned steps with them
-    level: int = 0  # in force, whoever asked for it
+    level: int = 0  # in force, for the budget or for a server
     asked: int = 0  # by a server, in force or not
 
     @property
