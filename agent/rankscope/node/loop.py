@@ -39,10 +39,19 @@ TURN_SECONDS = 0.2
 BUSY_SECONDS = 0.005
 STATE_SECONDS = 1.0
 MAX_ROWS = 5000  # events in one batch, roughly
+_MOST_WINDOWS = 5  # in one batch: what is in none yet is lost with this collector and its rank
 _FAILURES_TO_ABANDON = 3
 _ROUTINE = ("machine sources", "gpus")  # news that every healthy run has
 
 logger = logging.getLogger(__name__)
+
+
+def windows_of(num_waiting: int) -> int:
+    """Return how many windows the next batch should hold while so many batches wait.
+
+    A batch costs the server much the same whatever it holds; the wait makes a small one no newer.
+    """
+    return min(max(num_waiting, 1), _MOST_WINDOWS)
 
 
 class Collector:
@@ -115,7 +124,8 @@ class Collector:
         urgent |= self.commands.turn(self._followed)
         urgent |= self._end_the_gone()
         if urgent or now >= self._next_flush or self._is_much():
-            self._next_flush = now + self._settings.flush_seconds
+            windows = windows_of(self._outbox.num_waiting())
+            self._next_flush = now + windows * self._settings.flush_seconds
             self.commit(all_samples=urgent)
 
     def _pass_on_printed(self) -> None:

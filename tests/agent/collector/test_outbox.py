@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankscope.node import offsets as progress
+from rankscope.node.loop import windows_of
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import Offsets, RankOffsets, from_ranges, to_ranges
 from rankscope.node.upload.outbox import SpoolingOutbox
@@ -65,6 +66,16 @@ def test_numbers_go_on_over_lives(tmp_path: Path) -> None:
     second.commit(30)
     (batch,) = second.drain()
     assert (batch.producer, batch.sequence) == ("producer-1", 3)
+
+
+def test_the_more_batches_wait_the_more_the_next_one_holds(tmp_path: Path) -> None:
+    box, found = Box(tmp_path), []
+    for number in range(8):
+        found.append(windows_of(box.outbox.num_waiting()))
+        box.commit(number)
+    assert found == [1, 1, 2, 3, 4, 5, 5, 5]
+    box.drain()
+    assert windows_of(box.outbox.num_waiting()) == 1
 
 
 def test_a_batch_holds_every_record_and_chunk_that_was_added(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ class Outbox(Protocol):
     def is_empty(self) -> bool:
         """Return whether nothing waits, neither here nor for the server."""
 
+    def num_waiting(self) -> int:
+        """Return how many batches wait for the server."""
+
 
 class SpoolingOutbox:
     """Batches for a server."""
@@ -165,6 +168,10 @@ class SpoolingOutbox:
         """Return whether nothing waits, neither here nor for the server."""
         return not self._records and not self._chunks and self._spool.waiting()[0] == 0
 
+    def num_waiting(self) -> int:
+        """Return how many batches wait for the server."""
+        return self._spool.waiting()[0]
+
     def _to_disk(self, reached: Offsets) -> SpoolEntry | None:
         items = self._num_items()
         header = SpoolHeader(reached.producer, reached.sequence, items, reached)
@@ -264,6 +271,10 @@ class LocalOutbox:
     def is_empty(self) -> bool:
         """Nothing waits."""
         return True
+
+    def num_waiting(self) -> int:
+        """Return none: there is no server."""
+        return 0
 
 
 def new_producer(host: str) -> str:
