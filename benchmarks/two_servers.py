@@ -37,6 +37,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rankscope.wire import schema, zstd
 from rankscope_server.store.lines import read_body, read_head
 from rankscope_server.store.packing import unpack_array

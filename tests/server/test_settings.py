@@ -12,6 +12,7 @@ import pytest
 from rankscope_server.cli import EXIT_CANNOT_START, EXIT_USAGE, serve
 from rankscope_server.settings import (
     SETTINGS,
+    ConfigFile,
     Setting,
     Settings,
     SettingsError,
@@ -122,7 +123,7 @@ def test_a_file_comes_after_flags_and_environment(tmp_path: Path) -> None:
     found = read(["--config", path, "--port", "3"], {"RANKSCOPE_SERVER_LOOK_SECONDS": "4"})
     assert found.settings == Settings(
         port=3, look_seconds=4.0, replay_hours=3.5, insecure_bind=True,
-        allowed_hosts="a.example,b.example", token="a secret",
+        allowed_hosts="a.example,b.example", token="a secret", file=ConfigFile(path=path),
     )  # fmt: skip
     assert found.sources["port"] == "--port"
     assert found.sources["look_seconds"] == "RANKSCOPE_SERVER_LOOK_SECONDS"
