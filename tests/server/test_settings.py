@@ -120,10 +120,12 @@ def test_a_file_comes_after_flags_and_environment(tmp_path: Path) -> None:
         "port = 1\nlook_seconds = 2\nreplay_hours = 3.5\ninsecure_bind = true\n"
         'allowed_hosts = ["a.example", "b.example"]\ntoken = "a secret"\n',
     )
-    found = read(["--config", path, "--port", "3"], {"RANKSCOPE_SERVER_LOOK_SECONDS": "4"})
+    environ = {"RANKSCOPE_SERVER_LOOK_SECONDS": "4"}
+    found = read(["--config", path, "--port", "3"], environ)
     assert found.settings == Settings(
         port=3, look_seconds=4.0, replay_hours=3.5, insecure_bind=True,
-        allowed_hosts="a.example,b.example", token="a secret", file=ConfigFile(path=path),
+        allowed_hosts="a.example,b.example", token="a secret",
+        file=ConfigFile(path=path, environ=environ),
     )  # fmt: skip
     assert found.sources["port"] == "--port"
     assert found.sources["look_seconds"] == "RANKSCOPE_SERVER_LOOK_SECONDS"
