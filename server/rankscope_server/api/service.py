@@ -34,7 +34,6 @@ from rankscope_server.store.shared_leases import SharedLeases, open_leases
 from rankscope_server.store.writer import Writer
 
 MAX_UNPACKING = 4  # batches at a time
-_READ_SECONDS = 2.0  # that an answer may still read when the server has ended
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
         disk.open()
         stack.enter_context(only_server(url))
         writing, reader = open_engines(url, settings.synchronous)
-        stack.callback(_close, reader)
+        stack.callback(reader.dispose)
         stack.callback(writing.dispose)
         writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
@@ -122,15 +121,6 @@ def open_service(settings: Settings) -> Iterator[Service]:
             ),
             Tries(), issuer,
         )  # fmt: skip
-
-
-def _close(engine: sa.Engine) -> None:
-    """Close the connections of an engine; of a request that still reads, its own a little later."""
-    until = time.monotonic() + _READ_SECONDS
-    pool = engine.pool
-    while isinstance(pool, sa.QueuePool) and pool.checkedout() and time.monotonic() < until:
-        time.sleep(0.01)
-    engine.dispose()
 
 
 def service_of(request: Request) -> Service:
