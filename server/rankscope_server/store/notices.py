@@ -60,7 +60,7 @@ class Notices:
         """Begin to say and to hear."""
         self._thread.start()
 
-    def close(self, timeout_seconds: float = 5.0) -> None:
+    def close(self, timeout_seconds: float = 2.0) -> None:
         """End; what waits is not said any more."""
         self._stop.set()
         self._thread.join(timeout_seconds)

@@ -128,7 +128,7 @@ class SharedLeases:
         self.take()
         self._thread.start()
 
-    def close(self, timeout_seconds: float = 5.0) -> None:
+    def close(self, timeout_seconds: float = 2.0) -> None:
         """Give all leases back, so that another process goes on at once."""
         self._stop.set()
         self._awake.set()
