@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from tests.server.conftest import ServerProcess, TestClient
 
@@ -33,8 +34,7 @@ def test_the_part_that_is_not_ready_is_named(client: TestClient, part: str) -> N
     if part == "writing":
         service.writer.close()
     elif part == "reading":
-        service.reader.dispose()
-        service.reader.pool._creator = no_connection
+        sa.event.listen(service.reader, "checkout", no_connection)
     else:
         getattr(service, part).close()
     reply = client.get("/api/v1/ready")
