@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import rankscope
 from rankscope.files import ring
 from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.rank.hooks.phases import data as data_hook
 from rankscope.wire import schema
 from rankscope.wire.metric_names import ALTERNATING
 from tests.agent.steps import programs
@@ -137,7 +138,11 @@ def test_a_frozen_part_in_evaluation_mode_is_no_evaluation(watching: Watching) -
     assert not any(step["flags"] & schema.STEP_EVALUATION for step in watching.steps)
 
 
-def test_a_batch_fetched_ahead_is_no_evaluation(watching: Watching) -> None:
+def test_a_batch_fetched_ahead_is_no_evaluation(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the hook itself takes: a machine may be busy."""
+    monkeypatch.setattr(data_hook, "_A_FORWARD_NS", 0)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(2):

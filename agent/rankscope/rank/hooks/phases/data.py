@@ -112,7 +112,8 @@ class _Waits:
         clock.enter(OTHER)
         if isinstance(error, StopIteration):
             mark: Mark | None = getattr(iterator, "_rankscope_mark", None)
-            if mark is not None:
+            # Where none was handed out since the mark, the time is that of this hook alone.
+            if mark is not None and iterator._rankscope_unused:
                 clock.was_evaluation(mark, _A_FORWARD_NS)
 
 
