@@ -37,6 +37,7 @@ class Issuer:
     algorithm: str = "RS256"
     key: RSAKey = field(default_factory=lambda: new_key("one"))
     published: list[RSAKey] = field(default_factory=list)  # none: `key`
+    has_keys: bool = True
     asked: list[str] = field(default_factory=list)
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -49,6 +50,8 @@ class Issuer:
         }  # fmt: skip
 
     def keys(self) -> dict[str, Any]:
+        if not self.has_keys:
+            return {"error": "busy"}
         keys = self.published or [self.key]
         return {"keys": [key.as_dict(private=False) for key in keys]}
 

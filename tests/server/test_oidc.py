@@ -207,6 +207,16 @@ def test_a_signature_that_is_not_the_issuers_is_refused(client: TestClient, issu
     assert who(client)["signed_in"]
 
 
+def test_an_issuer_without_keys_is_one_that_cannot_be_asked(
+    client: TestClient, issuer: Issuer
+) -> None:
+    issuer.has_keys = False
+    refused(client, begin(client), "issuer")
+    issuer.has_keys = True
+    client.get(begin(client))
+    assert who(client)["signed_in"]
+
+
 def test_keys_that_the_issuer_changed_are_asked_for_again(
     client: TestClient, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,7 +187,10 @@ class Issuer:
         address = self._of_issuer()["jwks_uri"]
         with self._lock:
             if self._keys is None or self._clock() - self._keys[0] > FRESH_SECONDS:
-                self._keys = (self._clock(), _json(address))
+                found = _json(address)
+                if not isinstance(found.get("keys"), list):
+                    raise OidcError("issuer", f"{address} answers without a list of keys")
+                self._keys = (self._clock(), found)
             return self._keys
 
 
