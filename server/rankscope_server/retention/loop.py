@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -87,7 +87,7 @@ class RetentionLoop:
         self.on_deleted: Callable[[str], None] = lambda run_id: None
         self.pass_on: Callable[[frozenset[str]], None] = lambda asked: None  # to the other process
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._asked = frozenset[str]()
+        self._asked: deque[str] = deque()
         # A server that was killed may have left pages to give back.
         self._touched = {"?"} if reader.dialect.name == "sqlite" else set[str]()
         self._thread = threading.Thread(target=self._work, name="rankscope-retention", daemon=True)
@@ -111,7 +111,7 @@ class RetentionLoop:
 
     def wake(self, asked: Collection[str] = (ROUND,)) -> None:
         """Begin a round now, or go on with deletions."""
-        self._asked |= frozenset(asked)
+        self._asked.extend(asked)  # from any thread: none is lost
         self._wake.set()
 
     def delete(self, run_id: str, reason: str = "asked") -> None:
@@ -184,7 +184,7 @@ class RetentionLoop:
         due = 0.0
         while not self._stop.is_set():
             self._wake.clear()
-            asked, self._asked = self._asked, frozenset()
+            asked = frozenset(self._asked.popleft() for _ in range(len(self._asked)))
             if self._lease() is None:
                 if asked:
                     self.pass_on(asked)
