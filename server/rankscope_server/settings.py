@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
+
 ENVIRONMENT_PREFIX = "RANKSCOPE_SERVER_"
 TOKEN_VARIABLE = "RANKSCOPE_TOKEN"
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
@@ -64,6 +66,7 @@ _AGES = (0.1, 366 * 86_400.0)  # seconds
 _DAYS = (0.0, 3_660.0)  # 0: for ever
 _KEPT_SIZES = (0, 1 << 60)  # bytes; 0: any size
 _Value = TypeVar("_Value", str, int, float, bool)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -101,6 +104,20 @@ class ConfigFile:
         if missing:
             raise SettingsError(f"{self.path}: {where}: {missing[0]} is not set; export it")
         return _VARIABLE.sub(lambda match: self.environ[match[1]], value)
+
+    def converted(
+        self, table: Mapping[str, Any], where: str, kind: type[_Struct], page: str, flat: str = ""
+    ) -> _Struct:
+        """Return a table as a struct, variables put in. Raises SettingsError with the page to read.
+
+        The fields of `flat`, a field of the struct, stand in the table itself.
+        """
+        try:
+            return msgspec.convert(self.filled(table, where), kind)
+        except msgspec.ValidationError as error:
+            # It names the field and what it must be, never its value.
+            text = str(error).replace(f"`$.{flat}.", "`").replace("`$.", "`")
+            raise SettingsError(f"{self.path}: {where}: {text}; see {page}") from error
 
     def check_secret(self, value: object, where: str) -> None:
         """Raise SettingsError where a secret stands in a file that others can read."""

@@ -47,12 +47,7 @@ def read(settings: Settings) -> tuple[Grant, ...]:
     grants = []
     for name, given in tables.get("access", {}).items():
         where = f"{_TABLE}.access.{name}"
-        try:
-            grants.append(msgspec.convert(file.filled(given, where), Grant))
-        except msgspec.ValidationError as error:
-            raise SettingsError(
-                f"{file.path}: {where}: {str(error).replace('`$.', '`')}; see docs/access.md"
-            ) from error
+        grants.append(file.converted(given, where, Grant, "docs/access.md"))
     if settings.oidc_issuer and not grants:
         raise SettingsError(
             "oidc_issuer is set and no one could do anything: write [oidc.access.NAME] with "

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from rankscope_server.alerts import channels, rules
 from rankscope_server.alerts.channels import KINDS, SECRETS, Channel
@@ -18,7 +16,7 @@ from rankscope_server.alerts.rules import RefusedError, Rule
 from rankscope_server.settings import ConfigFile, SettingsError
 
 _TABLE = "alerts"
-_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+_PAGE = "docs/alerts.md for the fields"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,8 @@ def _channel(file: ConfigFile, name: str, given: Mapping[str, Any]) -> Channel:
     of_channel = {key: target.pop(key) for key in ("quiet", "is_enabled") if key in target}
     for secret in SECRETS.get(KINDS.get(str(target.get("kind")), channels.Webhook), ()):
         file.check_secret(target.get(secret), f"{where}.{secret}")
-    values = file.filled({"name": name, "target": target, **of_channel}, where)
-    made = _made(file, where, values, Channel)
+    values: dict[str, Any] = {"name": name, "target": target, **of_channel}
+    made = file.converted(values, where, Channel, _PAGE, flat="target")
     try:
         channels.check_quiet(made.quiet)
         channels.check(made.target)
@@ -74,23 +72,12 @@ def _rule(
             f"{file.path}: {where}.channels: no channel {missing[0]!r} in this file; "
             f"there are: {', '.join(known) or 'none'}"
         )
-    made = _made(file, where, file.filled(values, where), Rule)
+    made = file.converted(values, where, Rule, _PAGE)
     try:
         rules.check(made)
     except RefusedError as error:
         raise _refused(file, where, error) from error
     return made, tuple(names)
-
-
-def _made(file: ConfigFile, where: str, values: Any, kind: type[_Kind]) -> _Kind:
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        # the error names the field and what it must be, never its value
-        text = str(error).replace("`$.target.", "`").replace("`$.", "`")
-        raise SettingsError(
-            f"{file.path}: {where}: {text}; see docs/alerts.md for the fields"
-        ) from error
 
 
 def _refused(file: ConfigFile, where: str, error: RefusedError) -> SettingsError:
