@@ -3,7 +3,7 @@
     python benchmarks/fuzz.py inputs --count 100000        # harmed batches, SQLite
     python benchmarks/fuzz.py inputs --count 100000 --database postgresql
     python benchmarks/fuzz.py inputs --only 4711           # one of them, shown and not sent
-    python benchmarks/fuzz.py openapi --role anyone        # schemathesis over every operation
+    python benchmarks/fuzz.py openapi --role open          # schemathesis over every operation
     python benchmarks/fuzz.py openapi --role read --count 30
 
 `inputs`: batches that were harmed at one layer (tests/server/mutations.py). In the first half the
@@ -12,8 +12,8 @@ database as it was. In the second half they look at what the first one stored. N
 batch must be taken. At the end every stored chunk must decode, and every page of every run answer.
 
 `openapi`: all phases of schemathesis (coverage, fuzzing with `--count` examples an operation,
-stateful) by a server without tokens (`anyone`), or with them: without one (`nobody`), with one of
-a role, with that of a preflight. Every answer must be as declared, and none a failure.
+stateful) by a server without tokens (`open`), or with them: without one (`none`), with one of a
+role, with that of a preflight. Every answer must be as declared, and none a failure.
 
 For both the server's own log must be empty and its memory stay within 512 MiB above idle. Appends
 one line to benchmarks/results/fuzz.jsonl; exit status 1 where anything of this failed.
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--connections", type=int, default=2)
-    parser.add_argument("--role", choices=ROLES, default="anyone")
+    parser.add_argument("--role", choices=ROLES, default="open")
     parser.add_argument("--paths", default="", help="regular expression; only these operations")
     parser.add_argument("--only", type=int, help="show this input alone, and send nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object, keep nothing")

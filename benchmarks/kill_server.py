@@ -14,7 +14,7 @@ written, as many milliseconds later as a commit may take: before, in and after i
 At the end of a round the store is compared with what was acknowledged: batches, metric rows, log
 lines, chunks, and the sums of the collectives, which would count a batch stored twice. Each round
 of 20 kills has an empty store and is a line of benchmarks/results/kill_server.jsonl; a run that was
-stopped goes on there. Exit status 1 on any loss or double.
+stopped goes on there. Exit status 1 where a batch is lost or stored twice.
 """
 
 from __future__ import annotations

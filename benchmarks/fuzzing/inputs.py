@@ -37,7 +37,7 @@ class Store:
         self.engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
         self._connection = self.engine.connect()
         is_sqlite = self.engine.dialect.name == "sqlite"
-        # both grow by each transaction of somebody else that writes, however small
+        # both grow with each transaction that another client writes, however small
         self._state = sa.text(
             "PRAGMA data_version" if is_sqlite else "SELECT pg_snapshot_xmax(pg_current_snapshot())"
         )
@@ -47,7 +47,7 @@ class Store:
         return self._connection.scalar(self._state)
 
     def settle(self, quiet_seconds: float = 2.0) -> None:
-        """Wait until nobody has written for so long: a server that starts writes, too."""
+        """Wait until no client has written for so long: a server writes when it starts, too."""
         state, since = self.state(), time.monotonic()
         while time.monotonic() - since < quiet_seconds:
             time.sleep(0.1)

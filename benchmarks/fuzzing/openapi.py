@@ -20,7 +20,7 @@ from benchmarks.fuzzing.server import MOST_SHOWN, Result, Watched, running
 from tests.server.seed import seed_run
 
 OPERATOR = "operator of everything"
-ROLES = ("anyone", "nobody", "ingest", "read", "operate", "admin", "preflight")
+ROLES = ("open", "none", "ingest", "read", "operate", "admin", "preflight")
 ENDLESS = "/api/v1/stream"
 _TOPICS = (
     "runs", "run:demo-run", "run:none", "*", "", "\0", "run:", "runs,,runs", "é", "x" * 5_000,
@@ -44,7 +44,7 @@ def fuzz_openapi(result: Result, count: int, folder: Path, url: str, paths: str)
     """Let schemathesis ask every operation (of `paths`) to the end; fill the result."""
     flags = ["--alert-networks", "127.0.0.0/8"]  # whatever a channel says, nothing is dialled
     flags += ["--database-url", url] if url else []
-    environ = {} if result.role == "anyone" else {"RANKSCOPE_TOKEN": OPERATOR}
+    environ = {} if result.role == "open" else {"RANKSCOPE_TOKEN": OPERATOR}
     began = time.monotonic()
     with running(folder, result, *flags, **environ) as server:
         world = fill(server.server.url, result.role)
@@ -63,7 +63,7 @@ def client_of(url: str, token: str) -> httpx.Client:
 
 def fill(url: str, role: str) -> World:
     """Store a run in which every page has something to show, and things that may be ended."""
-    operator, world = "" if role == "anyone" else OPERATOR, World()
+    operator, world = "" if role == "open" else OPERATOR, World()
     for run in ("demo-run", *(f"spare-{number}" for number in range(_SPARE))):
         is_spare = run != "demo-run"
         seed_run(url, operator, run_id=run, steps=20 if is_spare else 100, gpus=not is_spare)
@@ -77,7 +77,7 @@ def fill(url: str, role: str) -> World:
         client.post(
             f"/api/v1/preflight/runs/{made['id']}/join", json={"node": "node-a"}, headers=joining
         ).raise_for_status()
-        world.token = {"anyone": "", "nobody": "", "preflight": made["token"]}.get(role) or ""
+        world.token = {"open": "", "none": "", "preflight": made["token"]}.get(role) or ""
         if role in ("ingest", "read", "operate", "admin"):
             world.token = make_token(client, role)["token"]
         if operator:
@@ -169,7 +169,7 @@ def ask_everything(
 
 
 def document(url: str, role: str) -> bytes:
-    with client_of(url, "" if role == "anyone" else OPERATOR) as client:
+    with client_of(url, "" if role == "open" else OPERATOR) as client:
         return client.get("/api/v1/openapi.json").raise_for_status().content
 
 

@@ -29,7 +29,7 @@ class Result:
     what: str
     database: str
     seed: int
-    role: str = ""  # whose token is sent; "nobody": none, "anyone": the server has none
+    role: str = ""  # whose token is sent; "none": no token is sent, "open": the server has none
     inputs: int = 0
     statuses: dict[str, dict[str, int]] = field(default_factory=dict)  # by layer or operation
     failures: list[str] = field(default_factory=list)  # answers that are not as declared

@@ -28,7 +28,7 @@ class Wal:
 
 
 def read_wal(database: Path) -> Wal:
-    """Return what is in the log of a database that nobody has open."""
+    """Return what is in the log of a database that no process has open."""
     file = database.with_name(database.name + "-wal")
     data = file.read_bytes() if file.exists() else b""
     if len(data) < HEADER_BYTES:
