@@ -76,7 +76,8 @@ class Result:
     backlog_seconds_worst: float = 0.0  # how late a batch was sent
     backlog_seconds_end: float = 0.0
     said_behind_seconds_worst: float = 0.0  # on the run's page
-    least_reporting: int | None = None  # ranks, as the page says
+    least_reporting: int | None = None  # ranks, as the page says; from the first one heard of on
+    most_silent: int = 0  # ranks that were heard of and are called silent; none of them is
     levels: list[tuple[float, int]] = field(default_factory=list)  # from which second, asked for
     collectives_sent_ratio: float = 0.0  # of those that the ranks called
 
@@ -367,6 +368,7 @@ def read_page(server: Server, result: Result) -> None:
             worst = max(result.said_behind_seconds_worst, float(behind[1]))
             result.said_behind_seconds_worst = worst
     reporting = int(page["coverage"]["reporting"])
+    result.most_silent = max(result.most_silent, len(page["coverage"]["silent"]))
     least = result.least_reporting
     result.least_reporting = reporting if least is None else min(least, reporting)
 

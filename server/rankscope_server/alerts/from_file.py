@@ -47,10 +47,12 @@ def read(file: ConfigFile) -> FileAlerts:
 def _channel(file: ConfigFile, name: str, given: Mapping[str, Any]) -> Channel:
     where = f"{_TABLE}.channel.{name}"
     target = dict(given)
-    of_channel = {key: target.pop(key) for key in ("quiet", "is_enabled") if key in target}
+    of_channel: dict[str, Any] = {
+        key: target.pop(key) for key in ("quiet", "is_enabled") if key in target
+    }
     for secret in SECRETS.get(KINDS.get(str(target.get("kind")), channels.Webhook), ()):
         file.check_secret(target.get(secret), f"{where}.{secret}")
-    values: dict[str, Any] = {"name": name, "target": target, **of_channel}
+    values = {"name": name, "target": target, **of_channel}
     made = file.converted(values, where, Channel, _PAGE, flat="target")
     try:
         channels.check_quiet(made.quiet)
