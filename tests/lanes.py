@@ -33,7 +33,8 @@ import pytest
 from _pytest.main import Session
 from _pytest.reports import TestReport
 
-from tests import fork_server
+from tests import capabilities, fork_server
+from tests.server import postgres
 
 Kind = Literal["run", "browser", "quiet", "alone", "plain"]
 SECONDS = Path(__file__).with_name("seconds.json")
@@ -135,6 +136,16 @@ def _together(item: pytest.Item) -> str:
     return item.nodeid if is_alone else str(item.path)
 
 
+def _use_postgres(items: list[pytest.Item]) -> bool:
+    """Return whether any of them shares the server of PostgreSQL."""
+    if capabilities.lacks("postgres"):
+        return False
+    kinds = (getattr(item, "callspec", None) for item in items)
+    return any(postgres.KIND in kind.params.values() for kind in kinds if kind is not None) or any(
+        "postgres" in getattr(item, "fixturenames", ()) for item in items
+    )
+
+
 def _phases(runs: int) -> list[dict[Kind, int]]:
     """Return how many processes of each kind begin, one phase after the other.
 
@@ -167,13 +178,14 @@ class Lanes:
         self._sort(session.items)
         if any(waiting for kind, waiting in self._waiting.items() if kind != "plain"):
             fork_server.share(base / "fork-server")
-        gc.collect()
-        gc.freeze()  # a process that collects would copy all that was imported here
-        for phase in _phases(self._config.getoption("--lanes")):
-            for kind, number in phase.items():
-                for _ in range(number):
-                    self._fork(session, base, kind)
-            self._hand_out(session, base, until_ended=phase.keys() - {"plain"} or {"plain"})
+        with postgres.shared() if _use_postgres(session.items) else contextlib.nullcontext():
+            gc.collect()
+            gc.freeze()  # a process that collects would copy all that was imported here
+            for phase in _phases(self._config.getoption("--lanes")):
+                for kind, number in phase.items():
+                    for _ in range(number):
+                        self._fork(session, base, kind)
+                self._hand_out(session, base, until_ended=phase.keys() - {"plain"} or {"plain"})
         if self._config.getoption("--remember"):
             self._remember()
         if session.shouldfail:

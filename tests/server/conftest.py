@@ -21,7 +21,7 @@ from rankscope.wire import schema
 from rankscope_server.api.app import create_app
 from rankscope_server.settings import Settings
 from tests.capabilities import need
-from tests.server.postgres import Postgres
+from tests.server.postgres import KIND, Postgres, quick
 from tests.server.seed import seed_with
 
 with warnings.catch_warnings():
@@ -30,7 +30,7 @@ with warnings.catch_warnings():
     from starlette.testclient import TestClient
 
 START_SECONDS = 40.0
-DATABASES = ("sqlite", "postgresql")
+DATABASES = ("sqlite", KIND)
 
 
 class ServerProcess:
@@ -105,11 +105,10 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server of this process's tests."""
+    """A PostgreSQL server, and what tests create in it until the fixture ends."""
     need("postgres")
-    server = Postgres("-c", "fsync=off")
-    yield server.start()
-    server.close()
+    with quick() as server:
+        yield server
 
 
 @pytest.fixture(params=DATABASES)

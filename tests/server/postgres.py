@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -18,8 +19,11 @@ from rankscope_server.store.engine import open_engines
 from tests.capabilities import NOBODY, is_root, postgres_programs
 
 START_SECONDS = 60.0
+KIND = "postgresql"  # among the parameters of a test, where a server is its database
 OWNER = "administrator"
 TEMPLATE = "migrated"
+_QUICK = ("-c", "fsync=off", "-c", "max_connections=300")
+_shared: Postgres | None = None  # one that all forked processes of tests use
 
 
 class Postgres:
@@ -33,6 +37,7 @@ class Postgres:
         self.folder = folder or self._socket / "data"
         self._options = options
         self._numbers = itertools.count()
+        self._created: list[str] = []
         self._user = NOBODY if is_root() else ()  # it refuses to be root
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -77,10 +82,20 @@ class Postgres:
     def create_migrated(self) -> str:
         """Return the address of a new database that has the tables: a copy, which is quicker."""
         if TEMPLATE not in self._execute("SELECT datname FROM pg_database"):
-            self._execute(f"CREATE DATABASE {TEMPLATE}")
-            for engine in open_engines(self.url(TEMPLATE), "normal"):
-                engine.dispose()
+            self.create_template()
         return self.url(self._create(f" TEMPLATE {TEMPLATE}"))
+
+    def create_template(self) -> None:
+        """Create the database that `create_migrated` copies."""
+        self._execute(f"CREATE DATABASE {TEMPLATE}")
+        for engine in open_engines(self.url(TEMPLATE), "normal"):
+            engine.dispose()
+
+    def drop_created(self) -> None:
+        """Drop the databases that this process created, whoever may still be connected."""
+        for name in self._created:
+            self._execute(f"DROP DATABASE {name} WITH (FORCE)")
+        self._created.clear()
 
     def end(self, number: int = signal.SIGINT) -> None:
         """Stop it, by default at once and in order; its data stays."""
@@ -93,8 +108,9 @@ class Postgres:
         shutil.rmtree(self._socket, ignore_errors=True)  # with the data, if it has no other folder
 
     def _create(self, of: str) -> str:
-        name = f"test_{next(self._numbers)}"
+        name = f"test_{os.getpid()}_{next(self._numbers)}"
         self._execute(f"CREATE DATABASE {name}{of}")
+        self._created.append(name)
         return name
 
     def _execute(self, statement: str) -> list[object]:
@@ -118,3 +134,32 @@ class Postgres:
 
     def _environ(self) -> dict[str, str]:
         return {**os.environ, "HOME": str(self._socket), "LC_ALL": "C"}
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+    """Within, `quick` is one server for this process and all that it forks."""
+    global _shared
+    _shared = Postgres(*_QUICK).start()
+    try:
+        _shared.create_template()
+        yield
+    finally:
+        _shared.close()
+        _shared = None
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[Postgres]:
+    """Yield a server that does not wait for disks; what was created is gone afterwards."""
+    if _shared is None:
+        server = Postgres(*_QUICK)
+        try:
+            yield server.start()
+        finally:
+            server.close()
+        return
+    try:
+        yield _shared
+    finally:
+        _shared.drop_created()
