@@ -89,10 +89,10 @@ def validate_records(raw: list[msgspec.Raw]) -> tuple[list[AnyRecord], list[Refu
 
 def clean(record: AnyRecord) -> AnyRecord:
     """Return the record fit for storing. Raises RefusalError."""
-    if isinstance(record, _RANK_KINDS) and record.rank < 0:
-        raise RefusalError("rank", f"{record.rank} is not a rank", "send the global rank, from 0")
     if isinstance(record, schema.LogLine) and _is_plain(record):
         return record
+    if isinstance(record, _RANK_KINDS) and record.rank < 0:
+        raise RefusalError("rank", f"{record.rank} is not a rank", "send the global rank, from 0")
     changes = _changes(record)
     return msgspec.structs.replace(record, **changes) if changes else record
 

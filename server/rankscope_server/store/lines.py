@@ -355,21 +355,20 @@ def _fill(texts: Texts, at: int) -> tuple[int, bool]:
 
 
 def _body_of(messages: Sequence[str], fields: Sequence[dict[str, str]]) -> Body:
-    texts = [text_of(*line) for line in zip(messages, fields, strict=True)]
-    data = ("\n".join(texts) + "\n").encode()
-    num_bytes = len if data.isascii() else _num_bytes
-    ends = np.cumsum([num_bytes(text) + 1 for text in texts], dtype=np.int64) - 1
-    lengths = [num_bytes(part) for one in fields for field in one.items() for part in field]
+    texts = [text_of(*line).encode() for line in zip(messages, fields, strict=True)]
+    num_bytes = np.fromiter(map(len, texts), np.int64, len(texts))
+    message_bytes = num_bytes.copy()  # most lines have no fields
+    lengths: list[int] = []
+    for place, one in enumerate(fields):
+        if one:
+            message_bytes[place] = len(messages[place].encode())
+            lengths += [len(part.encode()) for field in one.items() for part in field]
     return Body(
-        Texts(data, ends),
-        np.array([num_bytes(message) for message in messages], np.int64),
-        np.array([2 * len(one) for one in fields], np.int64),
+        Texts(b"\n".join([*texts, b""]), np.cumsum(num_bytes + 1) - 1),
+        message_bytes,
+        2 * np.fromiter(map(len, fields), np.int64, len(fields)),
         np.array(lengths, np.int64),
     )
-
-
-def _num_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def _pack_head(head: Head, level: int) -> bytes:

@@ -27,6 +27,7 @@ _SELECT_ATTEMPTS = sa.select(tables.attempt).where(
     tables.attempt.c.attempt.in_(sa.bindparam("numbers", expanding=True)),
 )
 _FIRST, _LAST = tables.producer.c.first_sequence, tables.producer.c.last_sequence
+_SAYS_SIZE = (schema.RunStarted, schema.RankRegistered)
 _UPDATE_PRODUCER = (
     sa.update(tables.producer)
     .where(tables.producer.c.id == sa.bindparam("key"))
@@ -128,9 +129,11 @@ class RunRows:
         changes.num_refused += len(batch.refused)
         changes.num_batches += 1
         for record in batch.records:
+            if not isinstance(record, _SAYS_SIZE):
+                continue
             if isinstance(record, schema.RunStarted) and changes.started is None:
                 changes.started = record
-            if isinstance(record, schema.RunStarted | schema.RankRegistered) and record.world_size:
+            if record.world_size:
                 changes.world_size = record.world_size
                 sizes = changes.world_sizes
                 sizes[record.attempt] = max(sizes[record.attempt], record.world_size)
