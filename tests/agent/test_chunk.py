@@ -227,3 +227,11 @@ def test_floats_have_one_kind_of_nan() -> None:
     data = encode_chunk({"cpu_ratio": signalling, "time_ns": np.arange(3)})
     read = np.asarray(decode_chunk(data)["cpu_ratio"])
     assert read.view(np.uint32).tolist() == [0x7FC00000, 0x3F800000, 0x7FC00000]
+
+
+def test_numbers_are_not_told_by_floats_beside_them() -> None:
+    near = np.array([np.inf, 3.5, 0.0], np.float32)
+    sizes = np.array([7, 70_000, 8])
+    got = decode_chunk(encode_chunk({"size_bytes": near, "input_bytes": sizes}))
+    assert np.array_equal(np.asarray(got["input_bytes"]), sizes)
+    assert np.array_equal(np.asarray(got["size_bytes"]), near)

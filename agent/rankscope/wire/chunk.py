@@ -246,7 +246,8 @@ def _pack(name: str, all_numbers: Mapping[str, Array]) -> _Packed:
     if best.width and len(numbers) > 1:
         best = min(best, _deltas(name, numbers), key=lambda packed: packed.width)
     near, names = _NEAR.get(name, ""), list(all_numbers)
-    if best.width and near in names[: names.index(name)]:
+    is_near = near in names[: names.index(name)] and all_numbers[near].dtype.kind != "f"
+    if best.width and is_near:
         beside = _offsets(name, BESIDE, numbers - all_numbers[near], names.index(near))
         best = min(best, beside, key=lambda packed: packed.width)
     return best
