@@ -235,13 +235,18 @@ def bodies(
 # --- the server --------------------------------------------------------------------------------
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Server:
     """A real server process, and what it has used."""
 
     def __init__(self, folder: Path, *more: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         command = [
             sys.executable, "-m", "rankscope_server.cli", "--port", str(self.port),
             "--data-dir", str(folder), "--log-level", "error", *more,

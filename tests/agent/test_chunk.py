@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.wire import chunk, zstd
-from rankscope.wire.chunk import ChunkError, chunk_count, decode_chunk, encode_chunk
+from rankscope.wire.chunk import (
+    ChunkError,
+    chunk_count,
+    decode_chunk,
+    decode_chunks,
+    encode_chunk,
+)
 from rankscope.wire.chunk_dictionary import DICTIONARY
 from rankscope.wire.schema import CHUNK_COLUMNS, STRING_COLUMNS
 from tests.damage import damaged
@@ -235,3 +241,21 @@ def test_numbers_are_not_told_by_floats_beside_them() -> None:
     got = decode_chunk(encode_chunk({"size_bytes": near, "input_bytes": sizes}))
     assert np.array_equal(np.asarray(got["input_bytes"]), sizes)
     assert np.array_equal(np.asarray(got["size_bytes"]), near)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=8))
+def test_many_chunks_are_read_as_one_by_one(sizes: list[tuple[int, int]]) -> None:
+    """Of other widths, lengths and words, in any order."""
+    data = []
+    for seed, (count, exponent) in enumerate(sizes):
+        numbers = np.random.default_rng(seed).integers(0, 300**exponent + 1, count)
+        words = [f"group{seed}-{number % 3}" for number in numbers.tolist()]
+        floats = numbers.astype(np.float32) / 3
+        values = {"arrived_ns": numbers.cumsum() * 1_000, "size_bytes": numbers}
+        data.append(encode_chunk({**values, "group": words, "cpu_ratio": floats}))
+    for only in (None, frozenset({"group", "size_bytes"})):
+        together = decode_chunks(data, only)
+        for one, columns in zip(data, together, strict=True):
+            alone = decode_chunk(one, only)
+            assert list(columns) == list(alone)
+            assert all(list(columns[name]) == list(alone[name]) for name in alone)

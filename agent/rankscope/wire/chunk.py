@@ -14,7 +14,7 @@ Nothing in a chunk is trusted: counts, sizes, widths and places are bounded and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import or_
@@ -114,7 +114,8 @@ class Decoded:
     begins: Array
     lowest: Array
     highest: Array
-    words: dict[str, list[str]]
+    words: dict[str, list[str]]  # those of the first chunk
+    lists: dict[str, int]  # of columns of words: which list of the header is theirs
     floats: dict[str, Array]  # float32
 
     def columns(self) -> dict[str, Column]:
@@ -123,6 +124,14 @@ class Decoded:
         for name, words in self.words.items():
             found[name] = Words(self.numbers[self.rows[name]], words)
         return found | self.floats
+
+    def part(self, events: slice, words: list[list[str]]) -> dict[str, Column]:
+        """Return those of one chunk, with its own lists of words."""
+        numbers = self.numbers[:, events]
+        found: dict[str, Column] = {name: numbers[row] for name, row in self.rows.items()}
+        for name, number in self.lists.items():
+            found[name] = Words(numbers[self.rows[name]], words[number])
+        return found | {name: values[events] for name, values in self.floats.items()}
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -282,25 +291,38 @@ def _shuffle(values: Array, width: int) -> bytes:
 # --- reading --------------------------------------------------------------------------------
 
 
-def decode_coded(data: bytes, only: Collection[str]) -> tuple[dict[str, Array], dict[str, Words]]:
-    """Unpack the columns `only` of a chunk: numbers, and strings as places in a list of words.
-
-    Raises ChunkError on anything malformed.
-    """
-    columns = decode_chunk(data, only)
-    words = {name: column for name, column in columns.items() if isinstance(column, Words)}
-    return {name: np.asarray(columns[name]) for name in columns if name not in words}, words
-
-
 def decode_chunk(data: bytes, only: Collection[str] | None = None) -> dict[str, Column]:
     """Unpack a chunk into int64 or float32 arrays and columns of words.
 
     `only` names the columns wanted; a wanted column that is absent is not an error, so newer
     readers can read older chunks. Raises ChunkError on anything malformed.
     """
-    opened = open_chunk(data, None if only is None else frozenset(only))
-    return {name: column for name, column in decode_alike([opened]).columns().items()
-            if only is None or name in only}  # fmt: skip
+    return decode_chunks([data], only)[0]
+
+
+def decode_chunks(
+    data: Iterable[bytes], only: Collection[str] | None = None
+) -> list[dict[str, Column]]:
+    """Unpack chunks, those of one layout together: half of the time of one after the other.
+
+    Raises ChunkError where one of them is malformed.
+    """
+    wanted = None if only is None else frozenset(only)
+    opened = [open_chunk(one, wanted) for one in data]
+    places: dict[_Layout, list[int]] = {}
+    for place, chunk in enumerate(opened):
+        places.setdefault(chunk.layout, []).append(place)
+    found: list[dict[str, Column]] = [{} for _ in opened]
+    for alike in places.values():
+        decoded = decode_alike([opened[place] for place in alike])
+        ends = [*decoded.begins[1:].tolist(), decoded.numbers.shape[1]]
+        for place, begin, end in zip(alike, decoded.begins.tolist(), ends, strict=True):
+            words = _words_of(opened[place].header.words)
+            columns = decoded.part(slice(begin, end), words)
+            found[place] = {
+                name: column for name, column in columns.items() if only is None or name in only
+            }
+    return found
 
 
 def chunk_count(data: bytes) -> int:
@@ -453,25 +475,25 @@ def _check_columns(
 
 
 def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
-    """Decode chunks of one form; what overflows is only wrong.
+    """Decode chunks of one layout; what overflows is only wrong.
 
     Raises ChunkError where one of them is malformed.
     """
-    layout, words = chunks[0].layout, _words_of(chunks[0].header.words)
+    layout, words = chunks[0].layout, [_words_of(chunk.header.words) for chunk in chunks]
     counts = [chunk.count for chunk in chunks]
     begins = np.cumsum([0, *counts[:-1]])
     is_one = len(chunks) == 1
     body = chunks[0].body if is_one else np.concatenate([c.body for c in chunks], axis=1)
-    lists = [(chunk.header.bases, chunk.header.slopes) for chunk in chunks]
+    heads = [(chunk.header.bases, chunk.header.slopes) for chunk in chunks]
     numbers = np.empty((len(layout.places), sum(counts)), np.int64)
     varying = numbers[: layout.num_varying]
-    bases = np.array([[bases[place] for place in layout.places] for bases, _ in lists], np.int64).T
+    bases = np.array([[bases[place] for place in layout.places] for bases, _ in heads], np.int64).T
     events = [slice(begin, begin + count) for begin, count in zip(begins, counts, strict=True)]
     for place, those in enumerate(events):
         numbers[len(varying) :, those] = bases[len(varying) :, place, None]
     _take_bytes(layout, body, varying)
     for row in layout.deltas:
-        slopes = np.array([slopes[layout.places[row]] for _, slopes in lists], np.int64)
+        slopes = np.array([slopes[layout.places[row]] for _, slopes in heads], np.int64)
         _sum_up(varying[row], slopes if is_one else np.repeat(slopes, counts), begins)
     for place, those in enumerate(events):
         varying[:, those] += bases[: len(varying), place, None]
@@ -484,14 +506,16 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
     for rows in layout.times:
         _in_ns(numbers[rows], lowest[rows], highest[rows])
     for name, row, number in layout.words:
-        if not 0 <= lowest[row].min() <= highest[row].max() < len(words[number]):
+        num_words = np.array([len(one[number]) for one in words])
+        if lowest[row].min() < 0 or (highest[row] >= num_words).any():
             raise ChunkError(f"column {name!r}: an index points outside its dictionary")
     floats = {
         name: _one_nan(np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1))
         for name, start in layout.floats
     }
-    meaning = {name: words[number] for name, _, number in layout.words}
-    return Decoded(layout.rows, numbers, begins, lowest, highest, meaning, floats)
+    meaning = {name: words[0][number] for name, _, number in layout.words}
+    lists = {name: number for name, _, number in layout.words}
+    return Decoded(layout.rows, numbers, begins, lowest, highest, meaning, lists, floats)
 
 
 def _in_ns(times: Array, lowest: Array, highest: Array) -> None:

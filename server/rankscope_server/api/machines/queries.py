@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.chunk import decode_chunk
+from rankscope.wire.chunk import decode_chunks
 from rankscope.wire.nvidia_codes import THROTTLE_SLOWDOWNS, throttle_words
 from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.machines.schema import (
@@ -188,8 +188,7 @@ def _slowdowns(connection: sa.Connection, run_id: str, host: str) -> dict[int, d
         .limit(MAX_GPU_CHUNKS)
     )
     reasons: dict[int, list[int]] = defaultdict(list)
-    for data in rows:
-        columns = decode_chunk(data, {"gpu", "throttle_reasons"})
+    for columns in decode_chunks(rows, {"gpu", "throttle_reasons"}):
         gpus, bits = (np.asarray(columns[name]).tolist() for name in ("gpu", "throttle_reasons"))
         for gpu, value in zip(gpus, bits, strict=True):
             reasons[gpu].append(value)

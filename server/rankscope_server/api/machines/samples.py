@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.chunk import decode_chunk
+from rankscope.wire.chunk import decode_chunks
 from rankscope.wire.sample_columns import (
     EVERY_SAMPLE,
     SAMPLE_COLUMNS,
@@ -105,14 +105,14 @@ class _Reader:
             .where(*self._where)
             .order_by(table.c.time_hi_ns.desc())
             .limit(MAX_CHUNKS)
-        )
+        ).all()
         self.num_older = max(int(total or 0) - MAX_CHUNKS, 0)
         keys = SAMPLE_KEYS[self._kind]
         names = {*EVERY_SAMPLE, *keys, *wanted}
         parts: dict[str, dict[str, list[Array]]] = {}
-        for host, data in rows:
-            target = parts.setdefault(host, {name: [] for name in names})
-            sent = decode_chunk(data, names)
+        all_columns = decode_chunks([row.data for row in rows], names)
+        for row, sent in zip(rows, all_columns, strict=True):
+            target = parts.setdefault(row.host, {name: [] for name in names})
             for name in names:
                 values = sent[name] if name in sent else np.full(len(sent["time_ns"]), -1)
                 target[name].append(np.asarray(values))

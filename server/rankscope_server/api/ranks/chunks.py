@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.chunk import Words, decode_coded
+from rankscope.wire.chunk import Words, decode_chunks
 from rankscope_server.store import tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -104,9 +104,12 @@ def read(connection: sa.Connection, ids: Sequence[int], names: frozenset[str]) -
             sa.select(table.id, table.attempt, table.rank, table.data).where(
                 table.id.in_(ids[at : at + READ_CHUNKS])
             )
-        )
-        for number, attempt, rank, data in rows:
-            yield Part(number, attempt, rank, *decode_coded(data, names))
+        ).all()
+        all_columns = decode_chunks([row.data for row in rows], names)
+        for row, columns in zip(rows, all_columns, strict=True):
+            words = {name: column for name, column in columns.items() if isinstance(column, Words)}
+            numbers = {n: np.asarray(columns[n]) for n in columns if n not in words}
+            yield Part(row.id, row.attempt, row.rank, numbers, words)
 
 
 class Codes:
