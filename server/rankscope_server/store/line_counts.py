@@ -58,15 +58,18 @@ class Counts:
     ) -> None:
         """Count rows of tallies; `base` matches the query, `masks` each of the filters."""
         everything = np.where(base & _all_but(masks, ""), tallies.num_lines, 0)
+        of_kind = np.bincount(tallies.kind, everything, len(tallies.kinds))
         for name in DIMENSIONS:
+            is_filtered = name in masks  # then its own filter does not count
             count = everything
-            if name in masks:
+            if is_filtered:
                 count = np.where(base & _all_but(masks, name), tallies.num_lines, 0)
             if name == "host":
                 values, sums = tallies.host, np.bincount(tallies.at, count, len(tallies.host))
             else:
-                values = tallies.kinds[:, COLUMNS.index(name)]
-                sums = np.bincount(tallies.kind, count, len(tallies.kinds))
+                values, sums = tallies.kinds[:, COLUMNS.index(name)], of_kind
+                if is_filtered:
+                    sums = np.bincount(tallies.kind, count, len(tallies.kinds))
             found = np.flatnonzero(sums)
             self._parts[name].append(_Part(values[found], sums[found], tallies.names))
         self.total += int(everything.sum())
