@@ -158,7 +158,7 @@ def read_body(data: bytes) -> Body:
     return Body(Texts(texts, np.cumsum(line_bytes) - 1), *others)
 
 
-def read_tallies(data: list[bytes]) -> tuple[Array, Array, Array]:
+def read_tallies(data: Sequence[bytes]) -> tuple[Array, Array, Array]:
     """Return numbers of kinds, how many lines there are of each, and the position of its tally."""
     kinds, counts = np.frombuffer(b"".join(data), "<i4").reshape(-1, 2).T
     return kinds, counts, np.repeat(np.arange(len(data)), [len(one) // 8 for one in data])

@@ -7,7 +7,7 @@ asked to. What was counted is everything, or is said to be the least that there 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -123,6 +123,27 @@ class _Block(NamedTuple):
     step_hi: int
     num_lines: int
     tally: bytes
+
+
+class _Blocks:
+    """Blocks as they were read, many at once: column by column, and each where it is asked for."""
+
+    def __init__(self, rows: Sequence[sa.Row[Any]]) -> None:
+        self._rows = rows
+        ids, _, hosts, *bounds, _, self.tallies = zip(*rows, strict=True)
+        self.ids, self.hosts = np.array(ids, np.int64), np.array(hosts, np.int64)
+        self.bounds = np.array(bounds, np.int64)  # times and steps, as in a block
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: int) -> _Block:
+        return _Block._make(self._rows[at])
+
+    def edges(self, sign: int) -> Array:
+        """Return the time by which each is ordered: its last, or its first where `sign` is -1."""
+        edges: Array = self.bounds[1 if sign > 0 else 0]
+        return edges
 
 
 class _Hit(NamedTuple):
@@ -267,7 +288,7 @@ class Search:
 
         return counts.histogram(start_ns, bucket_ns, num_buckets, read)
 
-    def chunks(self, within: Time | None, sign: int) -> Generator[list[_Block]]:
+    def chunks(self, within: Time | None, sign: int) -> Generator[_Blocks]:
         """Yield the blocks that the index and their times leave, newest or oldest first."""
         block = tables.log_block.c
         order = (
@@ -278,18 +299,16 @@ class Search:
         size = _FEWEST_ROWS
         with self._connection.execute(statement.execution_options(stream_results=True)) as rows:
             while part := rows.fetchmany(size):
-                yield [_Block(*row) for row in part]
+                yield _Blocks(part)
                 size = min(2 * size, _MOST_ROWS)
 
-    def tallies(self, blocks: list[_Block]) -> Tallies:
+    def tallies(self, blocks: _Blocks) -> Tallies:
         """Return the tallies of blocks."""
-        numbers, counts, at = read_tallies([block.tally for block in blocks])
+        numbers, counts, at = read_tallies(blocks.tallies)
         kind = self._kinds.places(numbers)
         kinds = self._kinds.rows
-        hosts = np.array([block.host for block in blocks], np.int64)
-        self._learn(np.concatenate([hosts, kinds[:, 3], kinds[:, 4]]))
-        bounds = np.array([block[3:7] for block in blocks], np.int64).T
-        return Tallies._make([kind, counts, at, kinds, hosts, *bounds, self._names])
+        self._learn(np.concatenate([blocks.hosts, kinds[:, 3], kinds[:, 4]]))
+        return Tallies._make([kind, counts, at, kinds, blocks.hosts, *blocks.bounds, self._names])
 
     def loaded(self, blocks: list[_Block]) -> Iterator[tuple[_Block, Lines]]:
         """Yield blocks with their lines, in their order."""
@@ -371,7 +390,7 @@ class _PageSearch:
         with closing(self.search.chunks(within, self.sign)) as chunks:
             self._run(chunks)
 
-    def _run(self, chunks: Iterable[list[_Block]]) -> None:
+    def _run(self, chunks: Iterable[_Blocks]) -> None:
         for chunk in chunks:
             tallies = self.search.tallies(chunk)
             base = match_tallies(self.search.base, tallies)
@@ -382,11 +401,10 @@ class _PageSearch:
             is_uncertain = self._count(chunk, tallies, base)
             if not self._search(chunk, is_for_page, is_uncertain):
                 return
-            edges = np.array([self._edge(chunk[-1])])
-            if not self.found.is_counted and not self.page.wants(edges).any():
+            if not self.found.is_counted and not self.page.wants(chunk.edges(self.sign)[-1:]).any():
                 return
 
-    def _count(self, chunk: list[_Block], tallies: Tallies, base: Masks) -> Array:
+    def _count(self, chunk: _Blocks, tallies: Tallies, base: Masks) -> Array:
         """Count what tallies show; return the blocks of which they do not show all."""
         if not self.found.is_counted:
             return np.zeros(len(chunk), bool)
@@ -397,13 +415,12 @@ class _PageSearch:
         for mask in masks.values():
             unsure = unsure & mask
         is_uncertain: Array = np.bincount(tallies.at, unsure, len(chunk)) > 0
-        ids = np.array([block.id for block in chunk], np.int64)
-        self.found.counts.add_tallies(tallies, ids, must & ~is_uncertain[tallies.at], masks)
+        self.found.counts.add_tallies(tallies, chunk.ids, must & ~is_uncertain[tallies.at], masks)
         return is_uncertain
 
-    def _search(self, chunk: list[_Block], is_for_page: Array, is_uncertain: Array) -> bool:
+    def _search(self, chunk: _Blocks, is_for_page: Array, is_uncertain: Array) -> bool:
         """Search the blocks of a chunk that matter; return whether to go on."""
-        edges = np.array([self._edge(block) for block in chunk])
+        edges = chunk.edges(self.sign)
         left = np.flatnonzero(is_for_page | is_uncertain)
         size = 2
         while True:
