@@ -211,6 +211,25 @@ def test_only_the_clock_that_is_apart_is_told() -> None:
     assert finding_hosts([0.0, 1.0, -1.0, 2.0]) == []
 
 
+def test_a_host_without_ranks_is_told_too() -> None:
+    """Its collector compares clocks with the server before any rank of it is known."""
+    state = RunState("clocks")
+    for host in range(5):
+        offset_ns = 2 * 10**9 if host == 4 else 0
+        who = {"attempt": 0, "rank": schema.NODE_RANK, "time_ns": START_NS}
+        state.apply_record(schema.ClockOffset(
+            **who, offset_ns=offset_ns, band_ns=10**6, host=name(host)
+        ))  # fmt: skip
+        if host < 4:
+            state.apply_record(schema.RankRegistered(
+                **who | {"rank": host}, world_size=5, local_rank=0, local_world_size=1,
+                node_rank=host, host=name(host), pid=1, backend="gloo",
+            ))  # fmt: skip
+    found = [f for f in state.look(START_NS + 10**9).findings if f.kind == "clock_offset"]
+    assert [(f.hosts, f.ranks) for f in found] == [((name(4),), ())]
+    assert "server" in found[0].why
+
+
 def test_a_thousand_hosts_are_aligned_in_two_seconds() -> None:
     import time
 

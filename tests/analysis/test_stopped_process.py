@@ -88,6 +88,13 @@ def test_what_stopped_it_for_longest_is_told() -> None:
     assert stops([0] * 5 + [2] + [1] * 3).by == 1  # type: ignore[union-attr]
 
 
+def test_any_number_may_say_who_stopped_it() -> None:
+    """An array with a place for each number below it would fill the memory."""
+    found = stops([0] * 5 + [1 << 60] * 3)
+    assert found is not None
+    assert found.by == 1 << 60
+
+
 def with_states(
     run: Timeline, code: Callable[[int, float], int], *, is_known: bool = True
 ) -> list[Item]:

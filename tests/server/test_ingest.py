@@ -269,6 +269,20 @@ def test_losses_are_totals_per_producer(client: TestClient) -> None:
     assert (row["count"], row["rank"], row["reason"]) == (8, 3, "overwritten")
 
 
+def test_totals_that_cannot_be_added_up_are_refused(client: TestClient) -> None:
+    for number in range(3):
+        sender = Sender(client, producer=f"p{number}")
+        lost = schema.Loss(
+            attempt=0, rank=number, time_ns=NOW, source="spool", reason="full", count=1 << 61
+        )
+        reply = client.post("/api/v1/ingest", content=sender.body(lost))
+        (refused,) = reply.json()["refused"]
+        assert (reply.status_code, refused["field"]) == (200, "count")
+        reply = client.post("/api/v1/ingest", content=sender.body(sequence=(1 << 62) - 1))
+        assert (reply.status_code, reply.json()["error"]["field"]) == (400, "sequence")
+    assert sender.get("")["coverage"]["losses"] == []
+
+
 def test_random_and_mutated_bytes_never_fail_the_server(client: TestClient, sender: Sender) -> None:
     rng = np.random.default_rng(7)
     plan = Plan(steps=20, ranks=2, ranks_per_node=2)

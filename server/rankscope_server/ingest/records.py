@@ -30,7 +30,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "level": (0, 10_000),
     "issued": (0, MAX_TIME_NS),
     "ended": (0, MAX_TIME_NS),
-    "count": (0, MAX_TIME_NS),
+    "count": (0, 1 << 40),  # so that all of a run can be added up
     "pid": (0, 1 << 40),
     "offset_ns": _WIDE,
     "stage": (-1, MAX_RANK),

@@ -41,7 +41,8 @@ class ClockOffsets:
             if abs(found[0]) - found[1] > policy.clock_report_ms
         }
         worst = sorted(apart, key=lambda host: (-abs(apart[host][0]), host))[:_MAX_SHOWN]
-        findings = [_finding(window, host, *apart[host], len(hosts)) for host in worst]
+        num_hosts = len(hosts | against.keys())  # a collector may come before its ranks
+        findings = [_finding(window, host, *apart[host], num_hosts) for host in worst]
         widest = max((band for _, band in against.values()), default=0.0)
         found = [*odd, *findings]
         checked = (
@@ -59,6 +60,14 @@ def _finding(window: Window, host: str, ahead_ms: float, band_ms: float, num_hos
     size = ms_text(abs(ahead_ms))
     was_set = host in window.clocks.stepped
     ranks = [rank for rank, known in window.ranks.items() if known.host == host]
+    # of a host without ranks, its collector's exchanges of times with the server say it
+    why = f"What {host} and the server sent each other shows it"
+    if ranks:
+        late = "later" if ahead_ms > 0 else "earlier"
+        why = (
+            f"{capital(ranks_text(ranks))} of {host} begin and end collectives {size} {late} by "
+            "their own clock than the others could have"
+        )
     finding = window.finding(
         "clock_offset",
         f"clock_offset/{host}",
@@ -66,9 +75,7 @@ def _finding(window: Window, host: str, ahead_ms: float, band_ms: float, num_hos
         hosts=(host,),
         confidence=confidence_of(is_pair),
         what=f"The clock of {host} runs {size} (±{ms_text(band_ms)}) {side} {against}",
-        why=f"{capital(ranks_text(ranks))} of {host} begin and end collectives "
-        f"{size} {'later' if ahead_ms > 0 else 'earlier'} by their own clock than the others "
-        "could have" + (", and did not some time ago: the clock was set" * was_set),
+        why=why + ", and did not some time ago: the clock was set" * was_set,
         next="Check the time service of the host",
         command="chronyc tracking || timedatectl timesync-status",
         evidence=(

@@ -129,6 +129,7 @@ def stops_of(
     begins = np.where(is_paused, times - lasts_ns, times)
     begin, last = int(begins[hits[0]]), int(times[hits[-1]])
     newest_ns = int(times[-1])
+    who, places = np.unique(codes[hits], return_inverse=True)  # process ids, whatever was sent
     starts = hits[np.flatnonzero(np.diff(hits, prepend=hits[0] - 2) > 1)]
     between_ns = float(np.diff(times[starts]).max(initial=0))
     is_over = newest_ns - last > max(policy.stopped_over_seconds * 1e9, 2 * between_ns)
@@ -142,7 +143,7 @@ def stops_of(
         num_samples=len(codes[inside]),
         num_stopped=len(hits),
         num_times=len(starts),
-        by=int(np.bincount(codes[hits], weights=lasts_ns[hits] + 1).argmax()),
+        by=int(who[np.bincount(places, weights=lasts_ns[hits] + 1).argmax()]),
         is_over=bool(is_over),
         is_whole=bool((codes[inside] > 0).all()),
     )
