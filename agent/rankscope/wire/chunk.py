@@ -17,6 +17,7 @@ import struct
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from operator import or_
 from typing import Any, TypeAlias, overload
 
@@ -41,6 +42,7 @@ WORDS = 0x10  # added to the form of a column whose numbers are places in a list
 _MAX_BASE = 1 << 62
 _MAX_NAMES = 8_192  # letters
 _MAX_KNOWN_BYTES = 4_096
+_DECODED_AT_ONCE = 256  # chunks
 _TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _LITTLE = {width: np.dtype(kind).newbyteorder("<") for width, kind in _TYPES.items()}
 # columns that are often nearly another one
@@ -297,18 +299,25 @@ def decode_chunk(data: bytes, only: Collection[str] | None = None) -> dict[str, 
     `only` names the columns wanted; a wanted column that is absent is not an error, so newer
     readers can read older chunks. Raises ChunkError on anything malformed.
     """
-    return decode_chunks([data], only)[0]
+    return next(decode_chunks([data], only))
 
 
 def decode_chunks(
     data: Iterable[bytes], only: Collection[str] | None = None
-) -> list[dict[str, Column]]:
+) -> Iterator[dict[str, Column]]:
     """Unpack chunks, those of one layout together: half of the time of one after the other.
 
-    Raises ChunkError where one of them is malformed.
+    So many are in memory at once, no more. Raises ChunkError where one of them is malformed.
     """
-    wanted = None if only is None else frozenset(only)
-    opened = [open_chunk(one, wanted) for one in data]
+    wanted, left = None if only is None else frozenset(only), iter(data)
+    while opened := [open_chunk(one, wanted) for one in islice(left, _DECODED_AT_ONCE)]:
+        yield from _decode_some(opened, wanted)
+
+
+def _decode_some(
+    opened: Sequence[OpenChunk], wanted: frozenset[str] | None
+) -> list[dict[str, Column]]:
+    """Return the columns of each chunk. Raises ChunkError where one of them is malformed."""
     places: dict[_Layout, list[int]] = {}
     for place, chunk in enumerate(opened):
         places.setdefault(chunk.layout, []).append(place)
@@ -317,10 +326,9 @@ def decode_chunks(
         decoded = decode_alike([opened[place] for place in alike])
         ends = [*decoded.begins[1:].tolist(), decoded.numbers.shape[1]]
         for place, begin, end in zip(alike, decoded.begins.tolist(), ends, strict=True):
-            words = _words_of(opened[place].header.words)
-            columns = decoded.part(slice(begin, end), words)
+            columns = decoded.part(slice(begin, end), _words_of(opened[place].header.words))
             found[place] = {
-                name: column for name, column in columns.items() if only is None or name in only
+                name: column for name, column in columns.items() if wanted is None or name in wanted
             }
     return found
 
