@@ -61,9 +61,9 @@ def ratios(
             needed = max(3, int(np.ceil(0.75 * len(rows))))
             reference[rows] = others_median(work[rows], needed)
     alone = [row for row, kind in enumerate(kinds) if kind == "own"]
-    first = work if early is None else np.asarray(early, np.float64)
+    first = work if early is None else early
     begin = policy.warmup_steps if first.shape[1] > policy.warmup_steps else 0
-    healthy = first[alone, begin : begin + policy.baseline_steps]
+    healthy = np.asarray(first[alone, begin : begin + policy.baseline_steps], np.float64)
     if healthy.size:
         reference[alone] = median(healthy)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -56,6 +56,7 @@ EARLY_STEPS = 50
 MAX_LANES = 2_048
 HOLD_STEPS = 64  # so long a sample is repeated
 MAX_CELLS = 16_000_000
+CELLS_AT_ONCE = 2_000_000  # that are compared: some 100 MB
 MAX_PINNED = 5
 MAX_MARKS = 500
 MIN_LOST_RATIO = 0.02  # a lane that lost less than this is not worth a pin
@@ -218,7 +219,7 @@ def _value(metric: str, planes: dict[str, Array]) -> Array:
 
 
 def _compare(peers: Peers, values: Array) -> Ratios:
-    return ratios(values.astype(np.float64), peers.roles, peers.early.astype(np.float64))
+    return ratios(values, peers.roles, peers.early)
 
 
 def _fold_steps(
@@ -242,11 +243,15 @@ def _fold_steps(
         steps = np.arange(start, start + BLOCK_STEPS)
         inside = (steps >= first) & (steps <= last)
         values = held.fill(_fit(_value(metric, planes), peers.height), inside)
-        if metric in RATIO_METRICS:
-            compared = _compare(peers, values)
-            values, kinds = compared.ratio, compared.kinds
-            plane.kinds.update(kinds)
-        fold_block(plane, values[:, inside], (steps[inside] - first) // size)
+        chosen = np.flatnonzero(inside)
+        at_once = max(1, CELLS_AT_ONCE // max(peers.height, 1))
+        for some in np.split(chosen, range(at_once, len(chosen), at_once)):
+            part = values[:, some]
+            if metric in RATIO_METRICS:
+                compared = _compare(peers, part)
+                part = compared.ratio
+                plane.kinds.update(compared.kinds)
+            fold_block(plane, part, (steps[some] - first) // size)
         fold_times(plane, planes[STARTED][:, inside], (steps[inside] - first) // size)
     return plane
 
