@@ -17,7 +17,6 @@ import struct
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from operator import or_
 from typing import Any, TypeAlias, overload
 
@@ -42,7 +41,7 @@ WORDS = 0x10  # added to the form of a column whose numbers are places in a list
 _MAX_BASE = 1 << 62
 _MAX_NAMES = 8_192  # letters
 _MAX_KNOWN_BYTES = 4_096
-_DECODED_AT_ONCE = 256  # chunks
+_CHUNKS_AT_ONCE, _EVENTS_AT_ONCE = 256, 100_000  # that are decoded together
 _TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _LITTLE = {width: np.dtype(kind).newbyteorder("<") for width, kind in _TYPES.items()}
 # columns that are often nearly another one
@@ -307,11 +306,18 @@ def decode_chunks(
 ) -> Iterator[dict[str, Column]]:
     """Unpack chunks, those of one layout together: half of the time of one after the other.
 
-    So many are in memory at once, no more. Raises ChunkError where one of them is malformed.
+    Takes some at a time, so that memory is bounded. Raises ChunkError where one is malformed.
     """
-    wanted, left = None if only is None else frozenset(only), iter(data)
-    while opened := [open_chunk(one, wanted) for one in islice(left, _DECODED_AT_ONCE)]:
-        yield from _decode_some(opened, wanted)
+    wanted = None if only is None else frozenset(only)
+    opened: list[OpenChunk] = []
+    count = 0
+    for one in data:
+        opened.append(open_chunk(one, wanted))
+        count += opened[-1].count
+        if count >= _EVENTS_AT_ONCE or len(opened) >= _CHUNKS_AT_ONCE:
+            yield from _decode_some(opened, wanted)
+            opened, count = [], 0
+    yield from _decode_some(opened, wanted)
 
 
 def _decode_some(
