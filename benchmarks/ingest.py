@@ -18,7 +18,6 @@ import argparse
 import http.client
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,9 +33,12 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from rankscope.wire import schema
 from rankscope.wire.chunk import Column, encode_chunk
 from rankscope.wire.zstd import pack
+from tests.ports import free_port
 
 RANKS_PER_NODE = 8
 PER_STEP = 20  # collectives of a step
@@ -233,13 +235,6 @@ def bodies(
 
 
 # --- the server --------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

@@ -13,8 +13,8 @@ written, as many milliseconds later as a commit may take: before, in and after i
 
 At the end of a round the store is compared with what was acknowledged: batches, metric rows, log
 lines, chunks, and the sums of the collectives, which would count a batch stored twice. Each round
-of 20 kills has an empty store and is a line of benchmarks/results/kill_server.jsonl; a run that was
-stopped goes on there. Exit status 1 where a batch is lost or stored twice.
+of 20 kills has an empty store and is a line of benchmarks/results/kill_server.jsonl; an interrupted
+run is resumed after the last one. Exit status 1 if a batch is lost or stored twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -48,6 +47,7 @@ import sqlalchemy as sa
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rankscope.wire import schema
 from rankscope.wire.chunk import encode_chunk
+from tests.ports import free_port
 from tests.server.postgres import Postgres
 from tests.server.wal import read_wal
 
@@ -90,9 +90,7 @@ class Server:
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder, self.flags, self.log = folder, flags, folder / "log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, path: str = "ready") -> None:

@@ -33,6 +33,10 @@ import ingest
 import numpy as np
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.ports import free_port
+
 SERVERS = Path(__file__).with_name("peer_servers.py")
 ROWS_PER_BODY = 5_000
 MLFLOW_PER_BODY = 1_000  # the most that it takes
@@ -70,7 +74,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 @contextlib.contextmanager
 def serving(command: list[str], path: str) -> Iterator[tuple[str, psutil.Process]]:
     """Start a server on a free port, which stands for `PORT`; yield its address once it answers."""
-    port = ingest.free_port()
+    port = free_port()
     words = [word.replace("PORT", str(port)) for word in command]
     with tempfile.TemporaryFile() as output:
         server = subprocess.Popen(words, stdout=output, stderr=output)

@@ -103,7 +103,7 @@ class Words(Sequence[str]):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The columns of chunks of one form, chunk after chunk, whole numbers side by side.
+    """The columns of chunks of one layout, chunk after chunk, whole numbers side by side.
 
     `numbers` is columns x events (int64); `rows` says which column is where, in the order of the
     sender. Rows of words are places in their list of `words`. `begins` are the first events of the
@@ -115,23 +115,24 @@ class Decoded:
     begins: Array
     lowest: Array
     highest: Array
-    words: dict[str, list[str]]  # those of the first chunk
-    lists: dict[str, int]  # of columns of words: which list of the header is theirs
+    words: list[dict[str, list[str]]]  # of each chunk, by column
     floats: dict[str, Array]  # float32
 
     def columns(self) -> dict[str, Column]:
-        """Return all of them by name."""
-        found: dict[str, Column] = {name: self.numbers[row] for name, row in self.rows.items()}
-        for name, words in self.words.items():
-            found[name] = Words(self.numbers[self.rows[name]], words)
-        return found | self.floats
+        """Return all of them by name; of chunks that have their lists of words in common."""
+        return self._of(slice(None), self.words[0])
 
-    def part(self, events: slice, words: list[list[str]]) -> dict[str, Column]:
-        """Return those of one chunk, with its own lists of words."""
+    def part(self, number: int) -> dict[str, Column]:
+        """Return those of one chunk."""
+        begin, *after = self.begins[number : number + 2].tolist()
+        end = after[0] if after else None
+        return self._of(slice(begin, end), self.words[number])
+
+    def _of(self, events: slice, words: dict[str, list[str]]) -> dict[str, Column]:
         numbers = self.numbers[:, events]
         found: dict[str, Column] = {name: numbers[row] for name, row in self.rows.items()}
-        for name, number in self.lists.items():
-            found[name] = Words(numbers[self.rows[name]], words[number])
+        for name, of_column in words.items():
+            found[name] = Words(numbers[self.rows[name]], of_column)
         return found | {name: values[events] for name, values in self.floats.items()}
 
 
@@ -330,9 +331,8 @@ def _decode_some(
     found: list[dict[str, Column]] = [{} for _ in opened]
     for alike in places.values():
         decoded = decode_alike([opened[place] for place in alike])
-        ends = [*decoded.begins[1:].tolist(), decoded.numbers.shape[1]]
-        for place, begin, end in zip(alike, decoded.begins.tolist(), ends, strict=True):
-            columns = decoded.part(slice(begin, end), _words_of(opened[place].header.words))
+        for number, place in enumerate(alike):
+            columns = decoded.part(number)
             found[place] = {
                 name: column for name, column in columns.items() if wanted is None or name in wanted
             }
@@ -493,7 +493,7 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
 
     Raises ChunkError where one of them is malformed.
     """
-    layout, words = chunks[0].layout, [_words_of(chunk.header.words) for chunk in chunks]
+    layout = chunks[0].layout
     counts = [chunk.count for chunk in chunks]
     begins = np.cumsum([0, *counts[:-1]])
     is_one = len(chunks) == 1
@@ -519,17 +519,17 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
         np.maximum.reduceat(varying, begins, axis=1, out=highest[: len(varying)])
     for rows in layout.times:
         _in_ns(numbers[rows], lowest[rows], highest[rows])
-    for name, row, number in layout.words:
-        num_words = np.array([len(one[number]) for one in words])
+    lists = [_words_of(chunk.header.words) for chunk in chunks]
+    words = [{name: of_chunk[at] for name, _, at in layout.words} for of_chunk in lists]
+    for name, row, _ in layout.words:
+        num_words = np.array([len(of_chunk[name]) for of_chunk in words])
         if lowest[row].min() < 0 or (highest[row] >= num_words).any():
             raise ChunkError(f"column {name!r}: an index points outside its dictionary")
     floats = {
         name: _one_nan(np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1))
         for name, start in layout.floats
     }
-    meaning = {name: words[0][number] for name, _, number in layout.words}
-    lists = {name: number for name, _, number in layout.words}
-    return Decoded(layout.rows, numbers, begins, lowest, highest, meaning, lists, floats)
+    return Decoded(layout.rows, numbers, begins, lowest, highest, words, floats)
 
 
 def _in_ns(times: Array, lowest: Array, highest: Array) -> None:

@@ -139,8 +139,9 @@ def _validated(parts: list[_Part]) -> dict[int, ValidatedChunk]:
     kind = parts[0].chunk.kind
     decoded = decode_alike([part.opened for part in parts])
     names = tuple(decoded.rows)
-    _check_columns(kind, names, tuple(decoded.words), tuple(decoded.floats))
-    _check_words(decoded.words)
+    words = decoded.words[0]  # of one form, they have the same
+    _check_columns(kind, names, tuple(words), tuple(decoded.floats))
+    _check_words(words)
     columns = decoded.columns()
     for name in CHUNK_COLUMNS[kind]:
         if name not in columns:  # of LATER_COLUMNS

@@ -8,11 +8,11 @@ import msgspec
 
 from rankscope.wire import zstd
 from rankscope.wire.schema import SCHEMA_VERSION
+from rankscope_server.ingest.records import MAX_TIME_NS
 from rankscope_server.problems import Problem
 
 MAX_RECORDS = 200_000
 MAX_CHUNKS = 4_096
-_MAX_TIME_NS = 1 << 62
 MAX_SEQUENCE = 1 << 48  # so that those of all producers of a run can be added up
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
@@ -102,7 +102,7 @@ def _check(envelope: Envelope) -> None:
             )
     if not 1 <= envelope.sequence < MAX_SEQUENCE:
         refuse("sequence", f"{envelope.sequence} is out of range", "count from 1 for each producer")
-    if not 0 <= envelope.sent_ns < _MAX_TIME_NS:
+    if not 0 <= envelope.sent_ns < MAX_TIME_NS:
         refuse("sent_ns", f"{envelope.sent_ns} is not a time", "send nanoseconds since the epoch")
     if len(envelope.records) > MAX_RECORDS:
         refuse("records", f"holds more than {MAX_RECORDS}", "send smaller batches")

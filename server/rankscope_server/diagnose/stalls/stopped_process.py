@@ -129,7 +129,7 @@ def stops_of(
     begins = np.where(is_paused, times - lasts_ns, times)
     begin, last = int(begins[hits[0]]), int(times[hits[-1]])
     newest_ns = int(times[-1])
-    who, places = np.unique(codes[hits], return_inverse=True)  # process ids, whatever was sent
+    who, places = np.unique(codes[hits], return_inverse=True)  # codes, whatever numbers were sent
     starts = hits[np.flatnonzero(np.diff(hits, prepend=hits[0] - 2) > 1)]
     between_ns = float(np.diff(times[starts]).max(initial=0))
     is_over = newest_ns - last > max(policy.stopped_over_seconds * 1e9, 2 * between_ns)
