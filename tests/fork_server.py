@@ -56,15 +56,15 @@ class ForkServer:
         self._orders: TextIO
         self._answers: TextIO
         if _shared is not None:
-            self._connection = _connected(_shared)
+            self._connection = connected(_shared)
             self._orders = self._connection.makefile("w")
             self._answers = self._connection.makefile("r")
             return
-        process = _started(stdout=subprocess.PIPE)
+        process = start_server("tests.fork_server", stdout=subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         self._orders, self._answers = process.stdin, process.stdout
-        atexit.register(_stop, process)
+        atexit.register(stop_server, process)
 
     def run(
         self, program: Path, ranks: int, arguments: list[str], output: Path, *,
@@ -112,34 +112,36 @@ def any_launcher() -> list[str]:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         share(Path(folder) / "socket")
     assert _shared is not None
-    _connected(_shared).close()  # it listens now
+    connected(_shared).close()  # it listens now
     return [sys.executable, "-S", str(_ROOT / "tests" / "forked.py"), str(_shared)]
 
 
 def share(path: Path) -> None:
     """Start a server for this process and all that it will fork; it goes when this one does."""
     global _shared, _keeps_shared
-    _keeps_shared = _started("--at", str(path))
-    atexit.register(_stop, _keeps_shared)
+    _keeps_shared = start_server("tests.fork_server", "--at", str(path))
+    atexit.register(stop_server, _keeps_shared)
     _shared = path
 
 
-def _started(*arguments: str, stdout: int | None = None) -> subprocess.Popen[str]:
+def start_server(module: str, *arguments: str, stdout: int | None = None) -> subprocess.Popen[str]:
+    """Start a module as a server of forks, which goes when this process does."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("RANKSCOPE")}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.fork_server", *arguments], cwd=_ROOT, text=True,
+        [sys.executable, "-m", module, *arguments], cwd=_ROOT, text=True,
         stdin=subprocess.PIPE, stdout=stdout, env=plain | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def stop_server(process: subprocess.Popen[str]) -> None:
+    """End what `start_server` returned."""
     process.kill()
     with process:  # waits, and closes its pipes
         pass
 
 
-def _connected(path: Path) -> socket.socket:
-    """Connect to the shared server, which listens when it has imported everything."""
+def connected(path: Path) -> socket.socket:
+    """Connect to a server of forks, which listens when it has imported everything."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         connection = socket.socket(socket.AF_UNIX)
@@ -165,7 +167,7 @@ def _serve(path: str) -> int | None:
     gc.collect()
     gc.freeze()
     if path:
-        _fork_for_each(path)
+        fork_for_each(path)
     for order in _orders(is_socket=bool(path)):
         stop, port = _host_store() if order["ranks"] else (-1, 0)
         pids: dict[int, int] = {}
@@ -193,20 +195,29 @@ def _orders(*, is_socket: bool) -> Iterator[dict[str, Any]]:
         yield from ({**json.loads(line), "files": []} for line in sys.stdin)
         return
     with socket.socket(fileno=os.dup(0)) as connection:
-        data, files = b"", list[int]()
         while True:
-            while b"\n" not in data:
-                more, came, _, _ = socket.recv_fds(connection, 1 << 16, 2)
-                if not more:
-                    return
-                data += more
-                files += came
-            line, _, data = data.partition(b"\n")
-            yield {**json.loads(line), "files": files}
-            files = []
+            order = order_from(connection)
+            if order is None:
+                return
+            yield order
 
 
-def _fork_for_each(path: str) -> None:
+def order_from(connection: socket.socket) -> dict[str, Any] | None:
+    """Return the next order, its "files" are what came along; None when there will be no more.
+
+    Who orders waits for the answer: there is nothing behind a line.
+    """
+    data, files = b"", list[int]()
+    while not data.endswith(b"\n"):
+        more, came, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        if not more:
+            return None
+        data += more
+        files += came
+    return {**json.loads(data), "files": files}
+
+
+def fork_for_each(path: str) -> None:
     """Return in a process of its own for each client, which is its standard input and output."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those
     with socket.socket(socket.AF_UNIX) as listening:

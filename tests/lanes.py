@@ -33,7 +33,7 @@ import pytest
 from _pytest.main import Session
 from _pytest.reports import TestReport
 
-from tests import capabilities, fork_server
+from tests import capabilities, command_server, fork_server
 from tests.server import postgres
 
 Kind = Literal["run", "browser", "quiet", "alone", "plain"]
@@ -178,6 +178,7 @@ class Lanes:
         self._sort(session.items)
         if any(waiting for kind, waiting in self._waiting.items() if kind != "plain"):
             fork_server.share(base / "fork-server")
+            command_server.share(base / "command-server")
         with postgres.shared() if _use_postgres(session.items) else contextlib.nullcontext():
             gc.collect()
             gc.freeze()  # a process that collects would copy all that was imported here

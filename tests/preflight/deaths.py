@@ -62,7 +62,7 @@ def die(end: End, victim: int, after_s: float, *, options: tuple[str, ...] = ())
             command = [sys.executable, "-m", "rankscope", "preflight", "--nodes", nodes]
             environ = {**lab.environment(number), "PYTHONPATH": str(ROOT / "agent")}
             agents.append(
-                scene.start(
+                scene.run_preflight(
                     number,
                     [*command, "--json", document, *options],
                     env=environ,

@@ -108,6 +108,15 @@ class Scene:
         prefix = ["prlimit", *limits.split()] if limits else []
         return self.lab.popen(number, [*prefix, *argv], **settings)
 
+    def run_preflight(
+        self, number: int, argv: Sequence[str], **settings: Any
+    ) -> subprocess.Popen[str]:
+        """Start preflight on a host: forked, but where something is to be done before it begins."""
+        is_plain = argv[0] == sys.executable and number not in self.limits
+        if not is_plain or "LD_PRELOAD" in settings["env"]:
+            return self.start(number, argv, **settings)
+        return self.lab.fork(number, argv, **settings)
+
 
 def base_environment() -> dict[str, str]:
     """Return this environment for programs in the laboratory, without a launch of its own."""

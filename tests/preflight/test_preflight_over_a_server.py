@@ -27,7 +27,7 @@ def with_a_server(scene: Scene) -> None:
     ]  # fmt: skip
     paths = ":".join(str(ROOT / part) for part in ("agent", "server"))
     environment = {**base_environment(), "PYTHONPATH": paths, "RANKSCOPE_TOKEN": "secret"}
-    scene.lab.popen(0, argv, env=environment)
+    scene.lab.fork(0, argv, env=environment)
     deadline = time.monotonic() + START_LIMIT_S
     while not ready.exists():
         assert time.monotonic() < deadline, "the server did not start"

@@ -42,7 +42,7 @@ def begin(scene: Scene, name: str) -> list[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "rankscope", "preflight", "--nodes", "node0,node1"]
     command += ["--skip", "collective", *(["--run", name] if name else [])]
     return [
-        scene.start(
+        scene.run_preflight(
             number, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
             env={**scene.lab.environment(number), "PYTHONPATH": str(ROOT / "agent")},
         )

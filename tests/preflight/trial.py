@@ -126,7 +126,7 @@ def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
         home.mkdir(exist_ok=True)
         home.chmod(0o777)
         environment["HOME"] = str(home)
-    child = scene.start(
+    child = scene.run_preflight(
         number, [*_as_user(way), *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         errors="replace", env=environment,
     )  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 
 from tests import api
 from tests.agent import recorded
+from tests.command_server import Forked
 from tests.scenarios.trainer import command, forked
 from tests.server.conftest import ServerProcess
 
@@ -25,7 +26,7 @@ class Watched:
     def __init__(self, server: ServerProcess, directory: Path, run_id: str) -> None:
         self.server, self.directory, self.run_id = server, directory, run_id
         self.log = directory / f"{run_id}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
         self.url = server.url  # of the run: a server that restarts listens elsewhere
 
     def start(self, ranks: int, *arguments: str, **variables: str) -> Watched:
@@ -34,9 +35,11 @@ class Watched:
 
     def start_forked(self, ranks: int, *arguments: str, **variables: str) -> Watched:
         """Start it sooner, where it does not matter what launched it."""
-        return self._start(forked(ranks, *arguments), variables)
+        return self._start(forked(ranks, *arguments), variables, is_forked=True)
 
-    def _start(self, launcher: list[str], variables: dict[str, str]) -> Watched:
+    def _start(
+        self, launcher: list[str], variables: dict[str, str], *, is_forked: bool = False
+    ) -> Watched:
         environment = recorded.environment(self.directory, **variables)
         for name in ("RANKSCOPE", "RANKSCOPE_RUN_ID", "RANKSCOPE_COLLECTOR", "PYTHONPATH"):
             environment.pop(name)
@@ -45,8 +48,12 @@ class Watched:
             "--run-id", self.run_id, "--", *launcher,
         ]  # fmt: skip
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                launch, env=environment, stdout=log, stderr=log, start_new_session=True
+            self.process = (
+                Forked(launch, env=environment, stdout=log, stderr=log)
+                if is_forked
+                else subprocess.Popen(
+                    launch, env=environment, stdout=log, stderr=log, start_new_session=True
+                )
             )
         return self
 

@@ -19,6 +19,7 @@ import pytest
 
 from tests import api, fork_server
 from tests.agent import recorded
+from tests.command_server import run
 from tests.server.conftest import ServerProcess
 
 pytestmark = pytest.mark.multiproc
@@ -364,10 +365,10 @@ def test_a_node_that_takes_no_commands_says_so_and_strangers_are_refused(tmp_pat
 
 def _command_line(loop: Loop) -> None:
     def ask(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return run(
             [sys.executable, "-m", "rankscope", "ask", *words, "--server", loop.server.url],
-            env=loop.variables, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            env=loop.variables,
+        )
 
     refused = ask("stacks", "loop", "--ranks", "0-1", "--json")
     assert refused.returncode == 1

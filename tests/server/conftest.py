@@ -21,6 +21,7 @@ from rankscope.wire import schema
 from rankscope_server.api.app import create_app
 from rankscope_server.settings import Settings
 from tests.capabilities import need
+from tests.command_server import Forked
 from tests.server.postgres import KIND, Postgres, quick
 from tests.server.seed import seed_with
 
@@ -53,8 +54,11 @@ class ServerProcess:
         ]  # fmt: skip
         self.ready.unlink(missing_ok=True)  # a killed server leaves it
         self.close()
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environ
+        pipe, both = subprocess.PIPE, subprocess.STDOUT
+        self.process = (
+            subprocess.Popen(command, stdout=pipe, stderr=both, text=True, env=self.environ)
+            if self.under
+            else Forked(command, stdout=pipe, stderr=both, env=self.environ)
         )
         deadline = time.monotonic() + START_SECONDS
         while not self.ready.exists():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_server import run
 from tests.ports import free_port
 from tests.server.conftest import ServerProcess
 from tests.server.seed import seed_run, wait_until_judged
@@ -20,10 +21,7 @@ Start = Callable[..., ServerProcess]
 
 def rankscope(*arguments: str, says: str = "") -> subprocess.CompletedProcess[str]:
     environ = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
-    return subprocess.run(
-        [sys.executable, "-m", "rankscope", *arguments], input=says, env=environ,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return run([sys.executable, "-m", "rankscope", *arguments], input=says, env=environ)
 
 
 @pytest.fixture

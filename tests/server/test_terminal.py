@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from rich.text import Text
 from rankscope import cli
 from rankscope.terminal import _ACTS, SafeConsole, shown, shown_json
 from rankscope.wire import schema
+from tests import command_server
 from tests.server.conftest import Sender, ServerProcess, log_line
 from tests.server.seed import seed_run
 
@@ -124,10 +124,7 @@ def run(*words: str, colour: bool, folder: Path) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
     clean |= {"RANKSCOPE_DIR": str(folder), "COLUMNS": "120"}
     clean |= {"FORCE_COLOR": "1", "TERM": "xterm-256color"} if colour else {}
-    done = subprocess.run(
-        [sys.executable, "-m", "rankscope", *words],
-        capture_output=True, text=True, timeout=120, env=clean,
-    )  # fmt: skip
+    done = command_server.run([sys.executable, "-m", "rankscope", *words], env=clean)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr
 

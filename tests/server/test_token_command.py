@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.command_server import run
 from tests.server.conftest import ServerProcess
 
 Start = Callable[..., ServerProcess]
@@ -20,10 +21,7 @@ Start = Callable[..., ServerProcess]
 
 def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
-    return subprocess.run(
-        [sys.executable, "-m", "rankscope", "token", *words],
-        capture_output=True, text=True, timeout=60, env=clean | environ,
-    )  # fmt: skip
+    return run([sys.executable, "-m", "rankscope", "token", *words], env=clean | environ)
 
 
 def make(*words: str, **environ: str) -> str:
@@ -67,11 +65,11 @@ def test_tokens_let_a_server_listen_to_other_machines(start_server: Start, tmp_p
         "--data-dir", str(tmp_path), "--check",
     ]  # fmt: skip
     environ = {name: value for name, value in os.environ.items() if name != "RANKSCOPE_TOKEN"}
-    shut = subprocess.run(checked, capture_output=True, text=True, timeout=60, env=environ)
+    shut = run(checked, env=environ)
     assert shut.returncode == 1
     assert "no token is set" in shut.stdout
     token = make("x", "--role", "read", "--data-dir", str(tmp_path))
-    ready = subprocess.run(checked, capture_output=True, text=True, timeout=60, env=environ)
+    ready = run(checked, env=environ)
     assert ready.returncode == 0, ready.stdout
     server = start_server("--host", "0.0.0.0")
     assert (status(server, ""), status(server, token)) == (401, 200)
@@ -118,10 +116,7 @@ def test_a_run_and_a_preflight_with_a_token_that_only_sends(
         ("run", "--run-id", "the-run", "--", sys.executable, "-c", program),
         ("preflight", "--nodes", "1", "--only", "limits"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "rankscope", *words],
-            capture_output=True, text=True, timeout=240, env=clean,
-        )  # fmt: skip
+        done = run([sys.executable, "-m", "rankscope", *words], timeout=240, env=clean)
         assert "Traceback" not in done.stderr, done.stderr
         assert done.returncode in (0, 1), done.stdout + done.stderr  # warnings of this machine
     for token, total in ((reader, 1), (make("x", "--role", "read", **admin), 0)):
@@ -138,9 +133,8 @@ def test_the_doctor_says_what_a_token_lacks(start_server: Start, tmp_path: Path)
 
     def detail(token: str) -> str:
         clean = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}
-        done = subprocess.run(
+        done = run(
             [sys.executable, "-m", "rankscope", "doctor", "--json"],
-            capture_output=True, text=True, timeout=120,
             env=clean | {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": token,
                          "RANKSCOPE_DIR": str(tmp_path / "runs")},
         )  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests import capabilities
+from tests.command_server import Forked
 from tests.server.seed import seed_run, wait_until_judged
 
 ARGUMENTS = [
@@ -55,7 +56,7 @@ def serving(folder: Path, *flags: str, **environ: str) -> Iterator[str]:
     ]  # fmt: skip
     log = (folder / "server.log").open("wb")
     environ = os.environ | {"RANKSCOPE_SERVER_DISK_RESERVE_BYTES": "0"} | environ
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ)
+    process = Forked(command, stdout=log, stderr=subprocess.STDOUT, env=environ)
     try:
         deadline = time.monotonic() + START_SECONDS
         while not ready.exists():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.wire.chunk import decode_chunk
+from tests.command_server import Forked
 from tests.ports import free_port
 
 START_SECONDS = 60.0
@@ -43,14 +44,14 @@ class RealServer:
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     def start(self) -> None:
         command = [
             sys.executable, "-m", "rankscope_server.cli", "--port", str(self.port),
             "--data-dir", str(self.folder), "--log-level", "error",
         ]  # fmt: skip
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._process = Forked(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:

@@ -126,7 +126,9 @@ def test_it_meets_at_the_endpoint_of_the_job(mode: Mode) -> None:
             environment = {**lab.environment(number), "PYTHONPATH": str(ROOT / "agent")}
             argv = [sys.executable, "-m", "rankscope", "preflight", "--nodes", ",".join(lab.names)]
             argv += ["--only", "collective,env.master.rank0", "--json"]
-            children.append(here.start(number, argv, stdout=subprocess.PIPE, env=environment))
+            children.append(
+                here.run_preflight(number, argv, stdout=subprocess.PIPE, env=environment)
+            )
         said = [child.communicate(timeout=200)[0] for child in children]
     document = msgspec.json.decode(said[2], type=Document)
     assert document.verdict.findings == ()

@@ -1,0 +1,303 @@
+"""A process that has imported the commands once, and forks those that tests start.
+
+`rankscope serve` imports for a second, a node of `rankscope preflight` for a third of one: longer
+than most tests need of them. `Forked` takes the place of `subprocess.Popen` for such a command: the
+same words, variables, streams, signals and exit code, in a process that need not import. Tests of
+starting, of memory and of what a library does that is loaded first start real ones.
+
+    python -m tests.command_server --at PATH   forks one for each that connects to this socket
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from tests import fork_server
+
+_IMPORTED = (
+    "rankscope.cli.json_errors", "rankscope.cli.preflight", "rankscope.preflight.start",
+    "rankscope.preflight.runner", "rankscope.preflight.persist", "rankscope.preflight.probe.prober",
+    "rankscope.preflight.report.deliver", "rankscope.preflight.report.summary",
+    "rankscope.preflight.report.progress", "encodings.idna", "rankscope_server.api.app",
+)  # fmt: skip
+_LIMIT_SECONDS = 120.0
+_SPACES = ("net", "uts", "mnt")  # that a command enters; that of processes is for its children
+_shared: Path | None = None  # the socket of the server that this process and its forks use
+_keeps_shared: subprocess.Popen[str] | None = None
+_starting = threading.Lock()
+
+
+class Forked(subprocess.Popen[str]):
+    """A command `[python, "-S", "-m", MODULE, ...]` that the server forks: what tests use of Popen.
+
+    `inside` is a process whose namespaces it enters, as `nsenter` does. It ends with this process.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None,
+        stdin: IO[Any] | None = None, stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None, errors: str | None = None, inside: int | None = None,
+    ) -> None:  # fmt: skip
+        self.args, self.returncode, self.stdin = list(argv), None, None
+        self._errors, self._kept = errors, dict[IO[str], bytes]()
+        order = {
+            "argv": self.args, "directory": os.getcwd(), "inside": inside,
+            "environ": dict(os.environ if env is None else env),
+        }  # fmt: skip
+        with contextlib.ExitStack() as ours:
+            out, self.stdout = self._stream(ours, stdout, 1)
+            err, self.stderr = (
+                (out, None) if stderr == subprocess.STDOUT else self._stream(ours, stderr, 2)
+            )
+            self._connection = fork_server.connected(_server())
+            text = json.dumps(order).encode() + b"\n"
+            given, _ = self._stream(ours, stdin or subprocess.DEVNULL, 0)
+            sent = socket.send_fds(self._connection, [text], [given, out, err])
+            self._connection.sendall(text[sent:])
+        self.pid = self._answer()
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, that of a signal below 0."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = self._answer()
+            self._connection.close()
+        return self.returncode
+
+    def communicate(
+        self, input: str | None = None, timeout: float | None = None
+    ) -> tuple[str, str]:
+        """Read all that it says, to its end. What a time-out left is there at the next call."""
+        assert input is None
+        until = None if timeout is None else time.monotonic() + timeout
+        streams = [one for one in (self.stdout, self.stderr) if one is not None]
+        reading = [one for one in streams if not one.closed]
+        while reading:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            ready = select.select(reading, [], [], left)[0]
+            if not ready:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            for one in ready:
+                data = os.read(one.fileno(), 1 << 16)
+                self._kept[one] = self._kept.get(one, b"") + data
+                if not data:
+                    one.close()
+                    reading.remove(one)
+        self.wait(None if until is None else max(0.0, until - time.monotonic()))
+        return self._said(self.stdout), self._said(self.stderr)
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, if it runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _stream(
+        self, ours: contextlib.ExitStack, given: int | IO[Any] | None, default: int
+    ) -> tuple[int, IO[str] | None]:
+        """Return what the command gets, and what is read here where that is a pipe."""
+        if given == subprocess.PIPE:
+            reading, writing = os.pipe()
+            ours.callback(os.close, writing)
+            return writing, os.fdopen(reading, errors=self._errors)
+        if given == subprocess.DEVNULL:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            ours.callback(os.close, nothing)
+            return nothing, None
+        if given is None:
+            return default, None
+        return given if isinstance(given, int) else given.fileno(), None
+
+    def _said(self, stream: IO[str] | None) -> str:
+        data = self._kept.get(stream, b"") if stream is not None else b""
+        return io.TextIOWrapper(io.BytesIO(data), errors=self._errors).read()
+
+    def _answer(self) -> int:
+        line = b""
+        while not line.endswith(b"\n"):
+            line += (byte := self._connection.recv(1))
+            if not byte:
+                raise RuntimeError(f"the command server lost {self.args!r}")
+        return int(line)
+
+
+def run(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, input: str = "",
+    timeout: float = _LIMIT_SECONDS,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run a command to its end, as `subprocess.run` does when it captures all that is said."""
+    with tempfile.TemporaryFile("w+") as given:
+        given.write(input)
+        given.seek(0)
+        pipe = subprocess.PIPE
+        with Forked(argv, env=env, stdin=given, stdout=pipe, stderr=pipe) as child:
+            try:
+                said, errors = child.communicate(timeout=timeout)
+            except BaseException:
+                child.kill()
+                raise
+    return subprocess.CompletedProcess(argv, child.returncode, said, errors)
+
+
+def share(path: Path) -> None:
+    """Start a server for this process and all that it will fork; it goes when this one does."""
+    global _shared, _keeps_shared
+    _keeps_shared = fork_server.start_server(
+        "tests.command_server", "--at", str(path), stdout=subprocess.DEVNULL
+    )
+    atexit.register(fork_server.stop_server, _keeps_shared)
+    _shared = path
+
+
+def _server() -> Path:
+    with _starting:
+        if _shared is None:
+            folder = tempfile.mkdtemp(prefix="rankscope-commands.")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            share(Path(folder) / "socket")
+    assert _shared is not None
+    return _shared
+
+
+# --- the server's end -----------------------------------------------------------------------------
+
+
+def _serve(path: str) -> NoReturn:
+    """Fork a command for each client."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as servers of tests are started
+        for name in _IMPORTED:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what collects would copy all that was imported here
+    fork_server.fork_for_each(path)
+    with socket.socket(fileno=os.dup(0)) as client:
+        order = fork_server.order_from(client)
+        if order is None:
+            os._exit(0)
+        files = order["files"]
+        spaces = _spaces(order["inside"])
+        if spaces:
+            _set_namespace(spaces.pop())
+        pid = os.fork()
+        if pid:
+            client.sendall(b"%d\n" % pid)
+            for file in files:
+                os.close(file)
+            code = _wait(pid, client)
+            with contextlib.suppress(BrokenPipeError):
+                client.sendall(b"%d\n" % code)
+            os._exit(0)
+    os.setsid()
+    for target, source in enumerate(files):
+        os.dup2(source, target)
+        os.close(source)
+    _open_streams()
+    os.chdir(order["directory"])
+    for space in spaces:
+        _set_namespace(space)  # that of mounts is its new directory, too
+    code = _be_command(order["argv"], order["environ"])
+    # as at the end of an interpreter, but what was imported is not taken down: it would be copied
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _spaces(pid: int | None) -> list[int]:
+    """Open the namespaces of a process; that of processes is the last."""
+    if pid is None:
+        return []
+    return [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in (*_SPACES, "pid")]
+
+
+def _set_namespace(file: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(file, 0):  # os.setns is of Python 3.12
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(file)
+
+
+def _wait(pid: int, client: socket.socket) -> int:
+    """Return the exit code of the command; who started it takes it along."""
+    end = os.pidfd_open(pid)
+    if end not in select.select([end, client.fileno()], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _be_command(argv: list[str], environ: dict[str, str]) -> int:
+    """Become the command, as the interpreter starts a module."""
+    os.environ.clear()
+    os.environ.update(environ)
+    for action in filter(None, environ.get("PYTHONWARNINGS", "").split(",")):
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+    place = argv.index("-m")
+    module, arguments = argv[place + 1], argv[place + 2 :]
+    sys.path[:] = _search_path(environ.get("PYTHONPATH", ""), has_site="-S" not in argv[1:place])
+    importlib.invalidate_caches()
+    sys.argv, sys.orig_argv[:] = [module, *arguments], argv
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def _open_streams() -> None:
+    """Open the streams as the interpreter does at its start: a pipe wants others than a file."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]
+        2, "w", 1, errors="backslashreplace", closefd=False
+    )
+
+
+def _search_path(first: str, *, has_site: bool) -> list[str]:
+    """Return where modules come from: the directory, PYTHONPATH, the library, what is installed."""
+    library = os.path.dirname(os.__file__)
+    plain = [library, os.path.join(library, "lib-dynload")]
+    site = [place for place in sys.path[1:] if place not in plain] if has_site else []
+    return [os.getcwd(), *filter(None, first.split(os.pathsep)), *plain, *site]
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[2])
