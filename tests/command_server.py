@@ -39,7 +39,12 @@ _IMPORTED = (
     "rankscope.cli.json_errors", "rankscope.cli.preflight", "rankscope.preflight.start",
     "rankscope.preflight.runner", "rankscope.preflight.persist", "rankscope.preflight.probe.prober",
     "rankscope.preflight.report.deliver", "rankscope.preflight.report.summary",
-    "rankscope.preflight.report.progress", "encodings.idna", "rankscope_server.api.app",
+    "rankscope.preflight.report.progress", "encodings.idna", "rich.table",
+    "rankscope.cli.ask", "rankscope.cli.run", "rankscope.node.launch.launcher",
+    "rankscope.node.offline", "rankscope_server.report.run", "rankscope_server.report.page",
+    "rankscope_server.api.app", "rankscope_server.access.local", "rankscope_server.connections",
+    "rankscope_server.store.migrations.columns", "uvicorn.lifespan.on", "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto", "anyio._backends._asyncio",
 )  # fmt: skip
 _LIMIT_SECONDS = 120.0
 _SPACES = ("net", "uts", "mnt")  # that a command enters; that of processes is for its children

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+_LIBRARY = "libnvidia-ml.so.1"
 VARIABLE = "RANKSCOPE_PREFLIGHT_NVML"
 _MAX_GPUS, _MAX_LINKS, _MAX_PROCESSES = 64, 18, 32
 # what a driver answers to a question that it does not have, or that this user may not put
@@ -251,6 +252,15 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def _has_library() -> bool:
+    """Return whether there is NVML here. To import pynvml takes longer than all else."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
 def main() -> None:
     """Print the facts, of a recording if the environment names one."""
     faulthandler.enable()  # a library of the driver may crash: then its caller gets the reason
@@ -261,6 +271,8 @@ def main() -> None:
         sys.path.append(os.path.dirname(os.path.abspath(__file__)))
         module = importlib.import_module("nvml_recording")  # beside this file
         answer = read(module.Recording(recording)) | {"recording": recording}
+    elif not _has_library():
+        answer = {"absence": "NVML: NVML Shared Library Not Found"}  # pynvml's own words
     else:
         try:
             import pynvml
