@@ -18,6 +18,7 @@ from rankscope.native.probe import build, installed, ready
 from rankscope.rank.hooks import HOOKS
 from rankscope.rank.hooks.collectives import SOURCES
 from tests import capabilities
+from tests import doctor as forked_doctor
 
 COMPILED = {SWITCH: "0"}  # as if none were ready-made
 
@@ -25,10 +26,7 @@ COMPILED = {SWITCH: "0"}  # as if none were ready-made
 def doctor(*arguments: str, **variables: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
     """Run the command and return its exit code and its rows by (part, name)."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
-    done = subprocess.run(
-        [sys.executable, "-m", "rankscope", "doctor", "--json", *arguments],
-        env=clean | variables, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = forked_doctor.run("--json", *arguments, env=clean | variables)
     assert done.returncode != 64, done.stderr
     document = json.loads(done.stdout)
     assert document["exit_code"] == done.returncode
@@ -51,15 +49,13 @@ def test_names_every_source_and_hook(tmp_path: Path) -> None:
 
 def test_what_works_is_one_line_and_all_of_it_on_demand(tmp_path: Path) -> None:
     clean = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
-    said = [
-        subprocess.run(
-            [sys.executable, "-m", "rankscope", "doctor", *arguments],
-            env=clean | {"RANKSCOPE_DIR": str(tmp_path)}, capture_output=True, text=True,
-            timeout=300, check=False,
-        ).stdout.splitlines()
-        for arguments in ((), ("--all",))
-    ]  # fmt: skip
-    short, whole = said
+    own = clean | {"RANKSCOPE_DIR": str(tmp_path)}
+    started = subprocess.run(
+        [sys.executable, "-m", "rankscope", "doctor"],
+        env=own, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    short = started.stdout.splitlines()
+    whole = forked_doctor.run("--all", env=own).stdout.splitlines()
     assert re.match(
         r"Recorded here: collectives by \w+, \d+ of \d+ hooks, \d+ of \d+ sources", short[0]
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import doctor
 from tests.command_server import run
 from tests.ports import free_port
 from tests.server.conftest import ServerProcess
@@ -21,6 +22,8 @@ Start = Callable[..., ServerProcess]
 
 def rankscope(*arguments: str, says: str = "") -> subprocess.CompletedProcess[str]:
     environ = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
+    if arguments[0] == "doctor":
+        return doctor.run(*arguments[1:], env=environ)
     return run([sys.executable, "-m", "rankscope", *arguments], input=says, env=environ)
 
 

@@ -24,7 +24,7 @@ from rich.text import Text
 from rankscope import cli
 from rankscope.terminal import _ACTS, SafeConsole, shown, shown_json
 from rankscope.wire import schema
-from tests import command_server
+from tests import command_server, doctor
 from tests.server.conftest import Sender, ServerProcess, log_line
 from tests.server.seed import seed_run
 
@@ -124,7 +124,11 @@ def run(*words: str, colour: bool, folder: Path) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
     clean |= {"RANKSCOPE_DIR": str(folder), "COLUMNS": "120"}
     clean |= {"FORCE_COLOR": "1", "TERM": "xterm-256color"} if colour else {}
-    done = command_server.run([sys.executable, "-m", "rankscope", *words], env=clean)
+    done = (
+        doctor.run(*words[1:], env=clean)
+        if words[0] == "doctor"
+        else command_server.run([sys.executable, "-m", "rankscope", *words], env=clean)
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr
 

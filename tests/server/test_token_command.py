@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import doctor
 from tests.command_server import run
 from tests.server.conftest import ServerProcess
 
@@ -133,11 +134,8 @@ def test_the_doctor_says_what_a_token_lacks(start_server: Start, tmp_path: Path)
 
     def detail(token: str) -> str:
         clean = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}
-        done = run(
-            [sys.executable, "-m", "rankscope", "doctor", "--json"],
-            env=clean | {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": token,
-                         "RANKSCOPE_DIR": str(tmp_path / "runs")},
-        )  # fmt: skip
+        clean |= {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": token}
+        done = doctor.run("--json", env=clean | {"RANKSCOPE_DIR": str(tmp_path / "runs")})
         rows = json.loads(done.stdout)["rows"]
         return next(str(row["detail"]) for row in rows if row["part"] == "server")
 
