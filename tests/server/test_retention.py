@@ -14,7 +14,7 @@ from rankscope_server.retention.kinds import NOT_OF_A_RUN, RAW_PARTS, parts_of_r
 from rankscope_server.retention.marks import PAUSE_NS, mark
 from rankscope_server.settings import Settings
 from rankscope_server.store import deletion, locks, tables
-from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
+from tests.server.conftest import Sender, TestClient, log_line, new_data, poster, scraped
 from tests.server.seed import seed_with
 
 DAY_NS = 86_400 * 10**9
@@ -26,8 +26,9 @@ def settings(request: pytest.FixtureRequest, tmp_path: Any, database_url: str) -
     """Settings with the rules of the test, and a thread that works only when a test says so."""
     rules: dict[str, Any] = getattr(request, "param", {})
     return Settings(
-        data_dir=str(tmp_path / "data"), database_url=database_url, look_seconds=3600.0,
-        retention_seconds=80_000.0, disk_low_bytes=0, disk_reserve_bytes=0, **rules,
+        data_dir=new_data(tmp_path / "data", database_url), database_url=database_url,
+        look_seconds=3600.0, retention_seconds=80_000.0, disk_low_bytes=0, disk_reserve_bytes=0,
+        **rules,
     )  # fmt: skip
 
 

@@ -14,14 +14,14 @@ from rankscope_server.api import web
 from rankscope_server.api.app import create_app
 from rankscope_server.api.security import allowed_hosts, host_name
 from rankscope_server.settings import Settings, SettingsError, check_door, parse
-from tests.server.conftest import Sender, TestClient, log_line
+from tests.server.conftest import Sender, TestClient, log_line, new_data
 
 TOKEN = "correct horse battery staple"
 
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[TestClient]:
-    settings = Settings(data_dir=str(tmp_path), token=TOKEN, look_seconds=3600.0)
+    settings = Settings(data_dir=new_data(tmp_path), token=TOKEN, look_seconds=3600.0)
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
         yield client
 

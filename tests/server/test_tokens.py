@@ -22,7 +22,7 @@ from rankscope_server.problems import Problem
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.engine import open_engines
-from tests.server.conftest import Sender, ServerProcess, TestClient, log_line
+from tests.server.conftest import Sender, ServerProcess, TestClient, log_line, new_data
 from tests.server.filling import chunk
 
 BASE = "http://127.0.0.1:8787"
@@ -36,7 +36,7 @@ def bearer(token: str) -> dict[str, str]:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[TestClient]:
-    settings = Settings(data_dir=str(tmp_path), token=OPERATOR_TOKEN, look_seconds=3600.0)
+    settings = Settings(data_dir=new_data(tmp_path), token=OPERATOR_TOKEN, look_seconds=3600.0)
     with TestClient(create_app(settings), base_url=BASE) as client:
         yield client
 

@@ -122,8 +122,9 @@ def migrate(engine: sa.Engine) -> None:
         if is_old:
             log.warning("the tables are of version %s: they are brought to %s", stored, newest)
             _copy_beside(engine.url, str(stored))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        if stored != newest:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
         carry_over(connection)
         connection.commit()
     if is_old:
