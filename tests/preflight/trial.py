@@ -74,6 +74,7 @@ class Way:
     skip: tuple[str, ...] = ()  # checks to be left out
     is_user: bool = False  # as an ordinary user
     has_torch: bool = True
+    is_forked: bool = True  # else with the imports, for programs beside it that begin with theirs
     num_hosts: int = 3
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -126,7 +127,8 @@ def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
         home.mkdir(exist_ok=True)
         home.chmod(0o777)
         environment["HOME"] = str(home)
-    child = scene.run_preflight(
+    start = scene.run_preflight if way.is_forked else scene.start
+    child = start(
         number, [*_as_user(way), *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         errors="replace", env=environment,
     )  # fmt: skip

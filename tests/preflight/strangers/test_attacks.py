@@ -44,7 +44,8 @@ def beside(
             start(scene, 0, "record", kept, [])
 
     nodes = HONEST + (",node3" if is_expected else "")
-    way = Way(num_hosts=4, has_torch=False, options=f"--quick --nodes {nodes} {options}", **more)
+    quick = f"--quick --nodes {nodes} {options}"
+    way = Way(num_hosts=4, has_torch=False, is_forked=False, options=quick, **more)
     return attempt(Fault("stranger", attack, build, expected(is_expected)), way)
 
 
