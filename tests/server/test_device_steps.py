@@ -107,6 +107,8 @@ def test_the_map_shows_what_devices_measured(client: TestClient, is_measured_fir
     assert np.nanmax(np.delete(cells, SLOW, 0)) == pytest.approx(1.0, abs=0.02)
     assert np.isnan(cells[:, : EVERY - 1]).all()  # before the first one that was measured
     assert not np.isnan(cells[:, EVERY - 1 :]).any()
+    zoomed = cells_of(sender.get("/map", **{"from": FROM + 1, "to": FROM + 9}, width=400))
+    np.testing.assert_equal(zoomed, cells[:, FROM : FROM + 9])  # samples from before it hold
     waiting = next(one for one in sender.get("")["numbers"] if one["key"] == "waiting")
     assert waiting["value"] == pytest.approx(3 * 0.5 / 4, abs=0.01)
     assert waiting["reference_text"].endswith("; 5.0 % more in communication")
@@ -189,12 +191,15 @@ def test_the_host_knows_how_long_its_steps_take() -> None:
 
 def test_a_sample_stands_for_the_steps_behind_it_for_a_while() -> None:
     held = Held(np.array([True, False]), 3)
-    none, counts = np.nan, np.array([True, True, True, False])
-    first = held.fill(np.array([[none, 2.0, none, none], [none, 5.0, none, none]]), counts)
+    none = np.nan
+    first = held.fill(np.array([[none, 2.0, none, none], [none, 5.0, none, none]]))
     np.testing.assert_equal(first, [[none, 2, 2, 2], [none, 5, none, none]])
-    second = held.fill(np.array([[none, none, 7.0, none], [none, none, none, 1.0]]), counts)
+    second = held.fill(np.array([[none, none, 7.0, none], [none, none, none, 1.0]]))
     np.testing.assert_equal(second, [[2, none, 7, 7], [none, none, none, 1]])
-    assert (held.num_measured, held.num_held) == (2, 4)
+    assert (held.num_measured, held.num_held) == (2, 6)
+    early = held.fill(np.array([[3.0, none, none, none], [none, none, none, none]]), early=3)
+    np.testing.assert_equal(early, [[3, 3, 3, 3], [none] * 4])
+    assert (held.num_measured, held.num_held) == (2, 7)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import tracemalloc
 from typing import Any
 from urllib.parse import quote
 
@@ -193,6 +194,28 @@ def test_throughput_budget_and_their_ranges(seeded: Sender) -> None:
     median = budget["rows"][0]["parts"]
     assert 40 < median["waiting"] + median["communication"] < 60
     assert 30 < median["forward"] < 40
+
+
+def test_pages_of_a_run_that_claims_a_far_rank_stay_small(sender: Sender) -> None:
+    for rank in (0, schema.MAX_RANK):
+        columns: dict[str, Any] = dict.fromkeys(schema.STEP_COLUMNS, np.zeros(60, np.int64))
+        columns["step"] = np.arange(1, 61)
+        columns["started_ns"] = NOW + np.arange(60) * 10**8
+        columns["duration_ns"] = np.full(60, 10**8)
+        chunk = schema.Chunk(
+            kind="steps", attempt=0, rank=rank, host="node-a", count=60, time_lo_ns=NOW,
+            time_hi_ns=NOW, step_lo=1, step_hi=60, data=encode_chunk(columns),
+        )  # fmt: skip
+        assert sender.send(chunks=[chunk])["refused"] == []
+    for path in ("/map", "/budget"):
+        tracemalloc.start()
+        sender.get(path)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 300 << 20, path  # one plane of so many ranks by 64 steps is 32 MiB
+    budget = sender.get("/budget")
+    assert (budget["step_lo"], budget["step_hi"]) == (54, 60)  # fewer than asked for, as it says
+    assert budget["rows"][0]["total_ms"] == 100
 
 
 def test_collectives_are_counted_exactly(seeded: Sender) -> None:

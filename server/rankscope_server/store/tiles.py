@@ -20,6 +20,7 @@ from rankscope_server.store.engine import upsert
 from rankscope_server.store.packing import pack_array, unpack_array
 
 BLOCK_RANKS = 64
+_ALL_STEPS = slice(0, BLOCK_STEPS)
 
 TileKey = tuple[str, int, int, int]  # run, attempt, step block, rank block
 
@@ -121,10 +122,10 @@ def read_blocks(
     step_hi: int,
     only_attempt: int | None = None,
 ) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Yield (first step, {metric: ranks by 64 steps}) of each stored block, in order of steps.
+    """Yield (first step, {metric: ranks by at most 64 steps}) of each stored block, in their order.
 
-    Arrays of one block have one height. Of a step that several attempts ran, all metrics are those
-    of the newest, unless one attempt is asked for.
+    Only steps `step_lo`..`step_hi` are in them; arrays of one block have one shape. Of a step that
+    several attempts ran, all metrics are those of the newest, unless one attempt is asked for.
     """
     table, attempts = tables.step_tile.c, tables.attempt.c
     num_attempts = connection.scalar(
@@ -141,16 +142,15 @@ def read_blocks(
         )
         .order_by(table.step_block, table.attempt)
     )
-    current: int | None = None
-    parts: list[_Part] = []
-    for step_block, attempt, rank_block, metric, data in rows:
-        if current is not None and step_block != current:
-            yield current * BLOCK_STEPS, _assemble(metrics, parts)
-            parts = []
-        current = step_block
-        parts.append(_Part(attempt, rank_block, metric, _rows(data, metric)))
-    if current is not None:
-        yield current * BLOCK_STEPS, _assemble(metrics, parts)
+    for step_block, stored in itertools.groupby(rows, key=lambda row: row.step_block):
+        first = step_block * BLOCK_STEPS
+        begin = max(step_lo - first, 0)
+        steps = slice(begin, max(begin, min(step_hi + 1 - first, BLOCK_STEPS)))
+        parts = [
+            _Part(row.attempt, row.rank_block, row.metric, _steps_of(row.data, row.metric, steps))
+            for row in stored
+        ]
+        yield first + begin, _assemble(metrics, parts)
 
 
 class _Part(NamedTuple):
@@ -170,7 +170,8 @@ class _Part(NamedTuple):
 def _assemble(metrics: tuple[str, ...], parts: list[_Part]) -> dict[str, Array]:
     """Return the planes of a block from its tiles, those of later attempts last."""
     height = max(part.rank_block * BLOCK_RANKS + len(part.tile) for part in parts)
-    planes = {metric: _missing(metric, height) for metric in metrics}
+    width = parts[0].tile.shape[1]
+    planes = {metric: _missing(metric, height, width) for metric in metrics}
     first = parts[0].attempt
     for attempt, tiles in itertools.groupby(parts, key=lambda part: part.attempt):
         of_attempt = list(tiles)
@@ -195,6 +196,11 @@ def _rows(data: bytes, metric: str) -> Array:
     return unpack_array(data, dtype_of(metric)).reshape(-1, BLOCK_STEPS)
 
 
-def _missing(metric: str, rows: int) -> Array:
-    dtype = dtype_of(metric)
-    return np.full((rows, BLOCK_STEPS), 0 if metric == STARTED else np.nan, dtype)
+def _steps_of(data: bytes, metric: str, steps: slice) -> Array:
+    """Return some steps of a stored tile; of others nothing stays in memory."""
+    tile = _rows(data, metric)
+    return tile if steps == _ALL_STEPS else tile[:, steps].copy()
+
+
+def _missing(metric: str, rows: int, steps: int = BLOCK_STEPS) -> Array:
+    return np.full((rows, steps), 0 if metric == STARTED else np.nan, dtype_of(metric))

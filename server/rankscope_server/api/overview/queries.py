@@ -39,6 +39,7 @@ from rankscope_server.api.steps.queries import (
     known,
     load_range,
     quiet,
+    steps_of_many,
     typical_range,
     waiting_planes,
     warm_up_text,
@@ -114,9 +115,10 @@ def numbers(connection: sa.Connection, run: sa.Row[Any], ranks: list[sa.Row[Any]
     change = None if not before or now is None else now / before - 1
     where = f"before step {onset:,}" if onset else "early in the run"
     reference = "" if before is None else f"from {duration_text(before)} {where}"
-    lo, _ = typical_range(connection, run.run_id, run.step, RECENT_STEPS, onset)
-    planes = waiting_planes(load_range(connection, run.run_id, _PLANES, lo, run.step))
     stages = {row.rank: row.stage for row in ranks}
+    count = min(RECENT_STEPS, steps_of_many(run.world_size, stages))
+    lo, _ = typical_range(connection, run.run_id, run.step, count, onset)
+    planes = waiting_planes(load_range(connection, run.run_id, _PLANES, lo, run.step))
     roles = [stages.get(rank, -1) for rank in range(len(planes["step"]))]
     waiting = waiting_ratio(planes["step"], planes["blocked"], roles)
     recent = f"last {plural(run.step - lo + 1, 'step')}" if now is not None else ""

@@ -42,15 +42,13 @@ def thinned_of(connection: sa.Connection, wanted: Wanted, world_size: int) -> Th
     num_known = num_thinned = count = 0
     for begin, end in spans:
         blocks = read_blocks(connection, wanted.run_id, _METRICS, begin, end, wanted.attempt)
-        for start, planes in blocks:
-            steps = np.arange(start, start + BLOCK_STEPS)
-            inside = (steps >= begin) & (steps <= end)
-            flags = planes["flags"][rows, inside]
+        for _, planes in blocks:
+            flags = planes["flags"][rows]
             known = ~np.isnan(flags)
             thinned = np.where(known, flags, 0).astype(np.int64) & STEP_THINNED != 0
             num_known += int(known.sum())
             num_thinned += int(thinned.sum())
-            count += int(np.nansum(planes["num_collectives"][rows, inside][thinned]))
+            count += int(np.nansum(planes["num_collectives"][rows][thinned]))
     is_all = spans == [(lo, hi)]
     return Thinned(num_thinned / max(num_known, 1), count if is_all else None)
 

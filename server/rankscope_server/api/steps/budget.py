@@ -15,6 +15,7 @@ from rankscope_server.api.steps.queries import (
     first_step,
     load_range,
     median_step_ms,
+    steps_of_many,
     typical_range,
     waiting_planes,
 )
@@ -29,17 +30,24 @@ _METRICS = ("step", "blocked", "num_collectives", *PHASE_METRICS, *BLOCKED_METRI
 
 
 def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
-    """Return what the last steps consist of, and those before the verdict's onset."""
+    """Return what the last steps consist of, and those before the verdict's onset.
+
+    Of very many ranks fewer steps.
+    """
     hi = run.step
+    stages = {
+        row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)
+    }
+    most = steps_of_many(run.world_size, stages)
     verdict = json_object(run.verdict) or {}
     onset = verdict.get("onset_step")
-    lo, _ = typical_range(connection, run.run_id, hi, min(max(last, 1), MAX_STEPS), onset)
+    lo, _ = typical_range(connection, run.run_id, hi, min(max(last, 1), MAX_STEPS, most), onset)
     planes = load_range(connection, run.run_id, _METRICS, lo, hi)
     width = planes["step"].shape[1]
     before = before_ms = None
     warm = first_step(connection, run.run_id) + WARM_UP_STEPS
     if onset is not None and onset > warm + WARM_UP_STEPS:
-        first = max(warm, onset - BASELINE_STEPS)
+        first = max(warm, onset - min(BASELINE_STEPS, most))
         earlier = load_range(connection, run.run_id, _METRICS, first, onset - 1)
         planes = _beside(earlier, planes)
         before = slice(0, earlier["step"].shape[1])
@@ -47,9 +55,6 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
     planes = waiting_planes(planes)
     height = len(planes["step"])
     total = planes["step"].shape[1]
-    stages = {
-        row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)
-    }
     found = split_budget(
         planes,
         range(height),

@@ -33,10 +33,15 @@ class Held:
         self._age = np.zeros(len(self._rows), np.int64)
         self.num_measured = self.num_held = 0
 
-    def fill(self, values: Array, counts: Array) -> Array:
+    @property
+    def num_rows(self) -> int:
+        """Return how many rows are sampled."""
+        return len(self._rows)
+
+    def fill(self, values: Array, early: int = 0) -> Array:
         """Return the next columns with their gaps filled, rows by steps without a gap between.
 
-        `counts` are the columns of which the numbers measured and repeated are counted.
+        The numbers measured and repeated are not counted for the first `early` columns.
         """
         if not len(self._rows) or not values.shape[1]:
             return values
@@ -47,8 +52,8 @@ class Held:
         age = place - newest + np.where(newest == 0, self._age[:, None], 0)
         filled = np.take_along_axis(own, np.maximum(newest, 0), axis=1)
         filled[(newest < 0) | (age > self._most)] = np.nan
-        self.num_measured += int(is_known[:, 1:][:, counts].sum())
-        self.num_held += int((~np.isnan(filled[:, 1:][:, counts])).sum())
+        self.num_measured += int(is_known[:, 1 + early :].sum())
+        self.num_held += int((~np.isnan(filled[:, 1 + early :])).sum())
         self._last, self._age = filled[:, -1], age[:, -1]
         result = values.copy()
         result[self._rows] = filled[:, 1:]
@@ -71,11 +76,10 @@ def fold_block(plane: Plane, values: Array, places: Array) -> None:
 
 def fold_times(plane: Plane, started: Array, places: Array) -> None:
     """Note the earliest start of each column."""
-    if not started.size:
-        return
-    earliest = np.where(started > 0, started, np.iinfo(np.int64).max).min(axis=0)
+    never = np.iinfo(np.int64).max
+    earliest = started.min(axis=0, where=started > 0, initial=never)
     for place, time in zip(places.tolist(), earliest.tolist(), strict=True):
-        if time < np.iinfo(np.int64).max and not plane.times[place]:
+        if time < never and not plane.times[place]:
             plane.times[place] = time
 
 

@@ -39,7 +39,6 @@ from rankscope_server.api.steps.queries import (
 from rankscope_server.api.steps.schema import Cell, Map, MapRow, Mark, PinnedRow
 from rankscope_server.findings.text import percent_text
 from rankscope_server.ingest.step_metrics import (
-    BLOCK_STEPS,
     BLOCKED_METRICS,
     DEVICE_METRICS,
     FLOAT_METRICS,
@@ -49,14 +48,14 @@ from rankscope_server.ingest.step_metrics import (
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.store import tables
 from rankscope_server.store.tiles import read_blocks
-from rankscope_server.verdict.reference import Ratios, ratios
+from rankscope_server.verdict.reference import Ratios, ratios, reference_kinds
 
 MAP_METRICS = (*RATIO_METRICS, *MS_METRICS)
 EARLY_STEPS = 50
 MAX_LANES = 2_048
 HOLD_STEPS = 64  # so long a sample is repeated
-MAX_CELLS = 16_000_000
-CELLS_AT_ONCE = 2_000_000  # that are compared: some 100 MB
+MAX_CELLS = 4_000_000  # some 80 MB while they are folded
+CELLS_AT_ONCE = 500_000  # that are compared: some 30 MB
 MAX_PINNED = 5
 MAX_MARKS = 500
 MIN_LOST_RATIO = 0.02  # a lane that lost less than this is not worth a pin
@@ -74,7 +73,7 @@ class Peers:
 
     roles: list[int]  # per rank, its pipeline stage
     hosts: list[str]
-    early: Array  # the metric over early steps, ranks by steps
+    early: Array | None  # the metric over early steps, ranks by steps; None: it serves for nothing
     on_device: Array  # per rank: what only its device knows is sampled
 
     @property
@@ -186,6 +185,19 @@ def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peer
     """Return roles and hosts of all ranks, and the early steps that serve as own reference."""
     rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)}
     height = max([run.world_size, *(rank + 1 for rank in rows)])
+    roles = [rows[rank].stage if rank in rows else -1 for rank in range(height)]
+    needs_early = metric in RATIO_METRICS and "own" in reference_kinds(roles)
+    return Peers(
+        roles=roles,
+        hosts=[rows[rank].host if rank in rows else "" for rank in range(height)],
+        early=_fit(_early(connection, run, metric), height) if needs_early else None,
+        on_device=np.array(
+            [rank in rows and is_of_device(rows[rank].backend) for rank in range(height)], bool
+        ),
+    )
+
+
+def _early(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Array:
     attempts = tables.attempt.c
     begin = connection.scalar(
         sa.select(sa.func.min(attempts.step_lo)).where(attempts.run_id == run.run_id)
@@ -195,16 +207,7 @@ def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peer
     onset = onset_step(run)
     if onset is not None and onset - lo >= 2 * WARM_UP_STEPS:
         hi = min(hi, onset - 1)
-    metrics = _planes_of(metric)
-    early = _value(metric, load_range(connection, run.run_id, metrics, lo, hi))
-    return Peers(
-        roles=[rows[rank].stage if rank in rows else -1 for rank in range(height)],
-        hosts=[rows[rank].host if rank in rows else "" for rank in range(height)],
-        early=_fit(early, height),
-        on_device=np.array(
-            [rank in rows and is_of_device(rows[rank].backend) for rank in range(height)], bool
-        ),
-    )
+    return _value(metric, load_range(connection, run.run_id, _planes_of(metric), lo, hi))
 
 
 def _planes_of(metric: str) -> tuple[str, ...]:
@@ -239,20 +242,20 @@ def _fold_steps(
         set(),
     )  # fmt: skip
     metrics = (*_planes_of(metric), STARTED)
-    for start, planes in read_blocks(connection, run_id, metrics, first, last):
-        steps = np.arange(start, start + BLOCK_STEPS)
-        inside = (steps >= first) & (steps <= last)
-        values = held.fill(_fit(_value(metric, planes), peers.height), inside)
-        chosen = np.flatnonzero(inside)
+    begin_at = max(first - HOLD_STEPS, 1) if held.num_rows else first  # a sample from before holds
+    for start, planes in read_blocks(connection, run_id, metrics, begin_at, last):
+        early = max(first - start, 0)
+        values = held.fill(_fit(_value(metric, planes), peers.height), early)[:, early:]
+        places = (np.arange(values.shape[1]) + start + early - first) // size
         at_once = max(1, CELLS_AT_ONCE // max(peers.height, 1))
-        for some in np.split(chosen, range(at_once, len(chosen), at_once)):
-            part = values[:, some]
+        for begin in range(0, len(places), at_once):
+            part = values[:, begin : begin + at_once]
             if metric in RATIO_METRICS:
                 compared = _compare(peers, part)
                 part = compared.ratio
                 plane.kinds.update(compared.kinds)
-            fold_block(plane, part, (steps[some] - first) // size)
-        fold_times(plane, planes[STARTED][:, inside], (steps[inside] - first) // size)
+            fold_block(plane, part, places[begin : begin + at_once])
+        fold_times(plane, planes[STARTED][:, early:], places)
     return plane
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from rankscope_server.api.parameters import MAX_COLUMNS
 from rankscope_server.api.steps.schema import Throughput
 from rankscope_server.findings.policy import POLICY
-from rankscope_server.ingest.step_metrics import BLOCK_STEPS, STARTED
+from rankscope_server.ingest.step_metrics import STARTED
 from rankscope_server.store import tables
 from rankscope_server.store.tiles import dtype_of, read_blocks
 from rankscope_server.text import duration_text
@@ -19,25 +20,32 @@ Array = np.ndarray[Any, np.dtype[Any]]
 BASELINE_STEPS = 200
 RECENT_STEPS = 50
 WARM_UP_STEPS = POLICY.warmup_steps
+MAX_CELLS = 1_000_000  # ranks by steps; of thirty planes of one page they are some 150 MB
 
 
 def load_range(
     connection: sa.Connection, run_id: str, metrics: tuple[str, ...], lo: int, hi: int
 ) -> dict[str, Array]:
     """Return each metric as ranks by steps `lo`..`hi`; missing cells are NaN, or 0 for times."""
-    blocks = list(read_blocks(connection, run_id, metrics, lo, hi))
-    height = max((len(planes[metrics[0]]) for _, planes in blocks), default=0)
-    width = max(hi - lo + 1, 0)
-    result = {
-        metric: np.full((height, width), 0 if metric == STARTED else np.nan, dtype_of(metric))
-        for metric in metrics
-    }
-    for first, planes in blocks:
-        source = slice(max(lo - first, 0), min(hi + 1 - first, BLOCK_STEPS))
-        target = slice(first + source.start - lo, first + source.stop - lo)
+    result = {metric: missing_plane(metric, 0, max(hi - lo + 1, 0)) for metric in metrics}
+    for first, planes in read_blocks(connection, run_id, metrics, lo, hi):
         for metric, plane in planes.items():
-            result[metric][: len(plane), target] = plane[:, source]
+            known = result[metric]
+            if len(known) < len(plane):
+                more = missing_plane(metric, len(plane) - len(known), known.shape[1])
+                result[metric] = known = np.concatenate([known, more])
+            known[: len(plane), first - lo : first - lo + plane.shape[1]] = plane
     return result
+
+
+def missing_plane(metric: str, ranks: int, steps: int) -> Array:
+    """Return ranks by steps of which nothing is known."""
+    return np.full((ranks, steps), 0 if metric == STARTED else np.nan, dtype_of(metric))
+
+
+def steps_of_many(world_size: int, ranks: Iterable[int]) -> int:
+    """Return of how many steps a page may hold the planes of a run: at least one."""
+    return max(1, MAX_CELLS // max(world_size, 1 + max(ranks, default=0)))
 
 
 def bin_of(num_steps: int, width: int) -> int:
@@ -168,12 +176,10 @@ def throughput(
     parts: dict[int, list[Array]] = {}
     times = np.zeros(columns, np.int64)
     for first, planes in read_blocks(connection, run_id, ("step", STARTED), lo, hi):
-        numbers = np.arange(first, first + BLOCK_STEPS)
-        inside = (numbers >= lo) & (numbers <= hi)
-        places = (numbers - lo) // size
+        places = (np.arange(first, first + planes["step"].shape[1]) - lo) // size
         slowest = quiet(np.nanmax, planes["step"], axis=0)
-        for column in np.unique(places[inside]).tolist():
-            chosen = inside & (places == column)
+        for column in np.unique(places).tolist():
+            chosen = places == column
             parts.setdefault(column, []).append(slowest[chosen])
             started = planes[STARTED][:, chosen]
             if not times[column] and started.any():
