@@ -97,15 +97,18 @@ def clean(record: AnyRecord) -> AnyRecord:
     return msgspec.structs.replace(record, **changes) if changes else record
 
 
+_MAX_LEVEL, _MAX_MESSAGE = _RANGES["level"][1], _LENGTHS["message"]
+
+
 def _is_plain(line: schema.LogLine) -> bool:
     """Return whether a line is surely fit as it is: most are, and there are many."""
     return (
         0 <= line.time_ns <= MAX_TIME_NS
         and 0 <= line.step <= MAX_STEP
-        and 0 <= line.level <= _RANGES["level"][1]
+        and 0 <= line.level <= _MAX_LEVEL
         and 0 <= line.attempt <= MAX_RANK
         and schema.NODE_RANK <= line.rank <= MAX_RANK
-        and len(line.message) <= _LENGTHS["message"]
+        and len(line.message) <= _MAX_MESSAGE
         and len(line.logger) <= _LENGTH
         and "\x00" not in line.message
         and "\x00" not in line.logger

@@ -22,7 +22,9 @@ _PART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 @lru_cache(4096)
 def part_ends(run: str) -> tuple[int, ...]:
     """Return the positions within a run where a word may begin or end, its own ends included."""
-    inner = [match.start() for match in _PART.finditer(run)] if len(run) <= MAX_RUN else []
+    if len(run) > MAX_RUN or run.islower():  # most have no capital letters
+        return (0, len(run))
+    inner = [match.start() for match in _PART.finditer(run)]
     if len(inner) >= MAX_PARTS:
         inner = []
     return (0, *inner, len(run))
@@ -71,16 +73,16 @@ def terms_of_run(run: str) -> tuple[str, ...]:
 def trigrams(run: str) -> set[str]:
     """Return the trigrams of a run; digits alone are in nearly every block and say nothing."""
     lower = folded(run)
-    if lower.isdigit():
-        return set()
     grams = {lower[at : at + 3] for at in range(len(lower) - 2)}
-    return {gram for gram in grams if not gram.isdigit()}
+    return grams if lower.isalpha() else {gram for gram in grams if not gram.isdigit()}
 
 
 def terms_of(data: bytes) -> set[str]:
     """Return the terms of the index for the texts of a block, in UTF-8."""
     # Each word once, then what is no letter beyond ASCII: a tenth of the time of RUN over it all.
-    runs = set(RUN.findall(b" ".join(set(data.translate(_GAPS).split())).decode()))
+    words = set(data.translate(_GAPS).split())
+    text = b" ".join(words).decode()
+    runs = set(text.split() if text.isascii() else RUN.findall(text))
     # Most runs are numbers, which have no parts and no trigrams.
     terms = {run for run in runs if run.isdigit() and len(run) <= MAX_RUN}
     for run in runs - terms:

@@ -19,7 +19,7 @@ from rankscope_server.store.records import store_records
 from rankscope_server.store.unit import Unit
 
 # Not in the journal of a batch: logs are stored in their blocks, of states only the newest counts.
-_NOT_JOURNALLED = (schema.LogLine, schema.RankState)
+_NOT_JOURNALLED = frozenset({schema.LogLine, schema.RankState})
 _encode = msgspec.msgpack.Encoder().encode
 # Built once: to build a statement costs more than to run it.
 _SELECT_BATCH = sa.select(tables.batch.c.id).where(
@@ -42,7 +42,7 @@ class Stored:
 
 def pack_journal(records: list[AnyRecord]) -> bytes | None:
     """Return the records that a restarted server replays, packed."""
-    records = [record for record in records if not isinstance(record, _NOT_JOURNALLED)]
+    records = [record for record in records if type(record) not in _NOT_JOURNALLED]
     return pack(_encode(records)) if records else None
 
 

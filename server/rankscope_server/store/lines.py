@@ -355,16 +355,21 @@ def _fill(texts: Texts, at: int) -> tuple[int, bool]:
 
 
 def _body_of(messages: Sequence[str], fields: Sequence[dict[str, str]]) -> Body:
-    texts = [text_of(*line).encode() for line in zip(messages, fields, strict=True)]
-    num_bytes = np.fromiter(map(len, texts), np.int64, len(texts))
+    texts = [
+        text_of(message, more) if more else message
+        for message, more in zip(messages, fields, strict=True)
+    ]
+    whole = "\n".join([*texts, ""])
+    data = whole.encode()
+    is_ascii = len(data) == len(whole)
+    num_bytes = np.array([len(text if is_ascii else text.encode()) for text in texts], np.int64)
     message_bytes = num_bytes.copy()  # most lines have no fields
     lengths: list[int] = []
-    for place, one in enumerate(fields):
-        if one:
-            message_bytes[place] = len(messages[place].encode())
-            lengths += [len(part.encode()) for field in one.items() for part in field]
+    for place in [place for place, one in enumerate(fields) if one]:
+        message_bytes[place] = len(messages[place].encode())
+        lengths += [len(part.encode()) for field in fields[place].items() for part in field]
     return Body(
-        Texts(b"\n".join([*texts, b""]), np.cumsum(num_bytes + 1) - 1),
+        Texts(data, np.cumsum(num_bytes + 1) - 1),
         message_bytes,
         2 * np.fromiter(map(len, fields), np.int64, len(fields)),
         np.array(lengths, np.int64),

@@ -60,21 +60,17 @@ def store_records(
 ) -> tuple[set[str], int]:
     """Store the records of a batch; return the topics that changed and how many lines it had."""
     sink = _Sink(unit, batch, producer_id, ranks)
-    lines: dict[tuple[int, int], list[schema.LogLine]] = {}
+    if lines := [record for record in batch.records if type(record) is schema.LogLine]:
+        _logs(sink, lines)
     for record in batch.records:
+        if type(record) is schema.LogLine:
+            continue
         if record.rank < 0 or isinstance(record, schema.RankEnded):
             ranks.attempt_seen(record.attempt, record.time_ns)
-        elif isinstance(record, schema.LogLine):  # there are many
-            lines.setdefault((record.attempt, record.rank), []).append(record)
         else:
             step = getattr(record, "step", 0)
             ranks.seen(record.attempt, record.rank, record.time_ns, step)
         _HANDLERS[type(record)](sink, record)
-    for (attempt, rank), of_rank in lines.items():
-        times = [line.time_ns for line in of_rank]
-        steps = [line.step for line in of_rank if line.step] or [0]
-        ranks.seen(attempt, rank, min(times), min(steps))
-        ranks.seen(attempt, rank, max(times), max(steps))
     for table, rows in sink.rows.items():
         if table in _REPLACED:
             upsert(sink.connection, table, rows, _REPLACED[table])
@@ -130,14 +126,33 @@ def _environment(sink: _Sink, record: schema.Environment) -> None:
     sink.changed.add("environment")
 
 
-def _log(sink: _Sink, record: schema.LogLine) -> None:
-    sink.lines.append(
-        Line(
-            record.time_ns, record.level, record.attempt, record.rank, record.step, sink.host,
-            record.logger, record.stream, record.message, record.fields,
-        )
-    )  # fmt: skip
+def _logs(sink: _Sink, records: list[schema.LogLine]) -> None:
+    """Take log lines, all at once: there are many."""
     sink.changed.add("logs")
+    host, lines = sink.host, sink.lines
+    of_ranks: dict[tuple[int, int], list[schema.LogLine]] = {}
+    for one in records:
+        lines.append(
+            Line(
+                one.time_ns, one.level, one.attempt, one.rank, one.step, host, one.logger,
+                one.stream, one.message, one.fields,
+            )
+        )  # fmt: skip
+        of_ranks.setdefault((one.attempt, one.rank), []).append(one)
+        if "loss" in one.message.lower():
+            _printed(sink, one)
+    for (attempt, rank), of_rank in of_ranks.items():
+        times = [line.time_ns for line in of_rank]
+        if rank < 0:
+            for time_ns in (min(times), max(times)):
+                sink.ranks.attempt_seen(attempt, time_ns)
+            continue
+        steps = [line.step for line in of_rank if line.step] or [0]
+        sink.ranks.seen(attempt, rank, min(times), min(steps))
+        sink.ranks.seen(attempt, rank, max(times), max(steps))
+
+
+def _printed(sink: _Sink, record: schema.LogLine) -> None:
     if (printed := printed_loss(record)) is not None:
         number = printed.value if math.isfinite(printed.value) else None
         step = printed.step or record.step
@@ -245,7 +260,6 @@ _HANDLERS: dict[type[schema.Record], _Handler] = {
     schema.RankState: _state,
     schema.GroupDefined: _group,
     schema.Environment: _environment,
-    schema.LogLine: _log,
     schema.ErrorRaised: _error,
     schema.Metrics: _metrics,
     schema.Event: _event,
