@@ -375,17 +375,38 @@ def look(client: TestClient) -> Callable[[], None]:
 def test_how_long_batches_wait_at_collectors_is_the_servers_delay(client: TestClient) -> None:
     service: Service = client.app.state.service  # type: ignore[attr-defined]
 
-    def send(producer: str, clock: str) -> None:
-        sender = Sender(client, producer=producer)
-        headers = {schema.CLOCK_HEADER: clock}
-        reply = client.post("/api/v1/ingest", content=sender.body(state(0)), headers=headers)
-        assert reply.status_code == 200, reply.text
-
     for odd in ("", "-5", "x", "9" * 40):
-        send("odd", odd)
+        send_late(client, "odd", odd)
     assert service.intake.own_delay_seconds() == 0.0
     for producer in ("a", "b"):
-        send(producer, str(time.time_ns() + 30 * 10**9))
+        send_late(client, producer, str(time.time_ns() + 30 * 10**9))
     assert service.intake.own_delay_seconds() == pytest.approx(30, abs=5)
     assert service.intake.delay_seconds("run") == pytest.approx(30, abs=5)
     assert service.intake.delay_seconds("other") == 0.0
+
+
+def test_what_waits_at_collectors_is_no_silence_of_ranks(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service: Service = client.app.state.service  # type: ignore[attr-defined]
+    monkeypatch.setattr(service, "settings", replace(service.settings, silent_after_seconds=0.0))
+    sender = Sender(client)
+    sender.send(state(0))
+
+    def silent() -> list[list[int]]:
+        pages = sender.get("")["coverage"], sender.get("/report")["coverage"]
+        states = [row["rank"] for row in sender.get("/ranks")["ranks"] if row["state"] == "silent"]
+        return [*([row["rank"] for row in page["silent"]] for page in pages), states]
+
+    assert silent() == [[0], [0], [0]]
+    for producer in ("a", "b"):
+        send_late(client, producer, str(time.time_ns() + 30 * 10**9))
+    assert silent() == [[], [], []]
+
+
+def send_late(client: TestClient, producer: str, clock: str) -> None:
+    """Send a batch when the clock of its collector, in nanoseconds, says `clock`."""
+    body = Sender(client, producer=producer).body(state(1))
+    headers = {schema.CLOCK_HEADER: clock}
+    reply = client.post("/api/v1/ingest", content=body, headers=headers)
+    assert reply.status_code == 200, reply.text

@@ -66,9 +66,13 @@ class Service:
         with self.reader.connect() as connection:
             yield connection
 
-    def silent_before_ns(self) -> int:
+    def silent_before_ns(self, run_id: str) -> int:
         """Return since when a rank must have sent something, or it is silent."""
-        return time.time_ns() - int(self.settings.silent_after_seconds * 1e9)
+        return time.time_ns() - int(self.silent_after_seconds(run_id) * 1e9)
+
+    def silent_after_seconds(self, run_id: str) -> float:
+        """Return for how long a rank may send nothing; what is on its way is no silence."""
+        return self.settings.silent_after_seconds + self.intake.delay_seconds(run_id)
 
 
 @contextmanager

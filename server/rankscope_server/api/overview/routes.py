@@ -17,5 +17,5 @@ def run(request: Request, run: str) -> Response:
     """Return the first page of a run."""
     service = service_of(request)
     with service.read() as connection:
-        body = overview(connection, run, service.silent_before_ns())
+        body = overview(connection, run, service.silent_before_ns(run))
     return send(request, body, body.numbers)

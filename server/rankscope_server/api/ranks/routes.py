@@ -31,7 +31,7 @@ router = APIRouter(prefix="/api/v1/runs/{run}", tags=["data"])
 def ranks(request: Request, run: str, attempt: Attempt = None) -> Response:
     """List the ranks of an attempt."""
     with reading(request, run) as (connection, row):
-        silent_before_ns = service_of(request).silent_before_ns()
+        silent_before_ns = service_of(request).silent_before_ns(run)
         body = rank_queries.ranks(connection, row, attempt, silent_before_ns)
     return send(request, body, body.ranks)
 
@@ -40,7 +40,7 @@ def ranks(request: Request, run: str, attempt: Attempt = None) -> Response:
 def rank(request: Request, run: str, rank: Annotated[int, Path(ge=0, le=MAX_RANK)]) -> Response:
     """Return one rank in full."""
     with reading(request, run) as (connection, row):
-        body = rank_queries.rank(connection, row, rank, service_of(request).silent_before_ns())
+        body = rank_queries.rank(connection, row, rank, service_of(request).silent_before_ns(run))
     return send(request, body, [body])
 
 

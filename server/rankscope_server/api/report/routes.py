@@ -19,7 +19,7 @@ router = APIRouter(prefix="/api/v1/runs/{run}", tags=["runs"])
 def report(request: Request, run: str) -> Response:
     """Return a run on paper: what `rankscope report` shows."""
     service = service_of(request)
-    silent_after = service.settings.silent_after_seconds
+    silent_after = service.silent_after_seconds(run)
     with service.read() as connection:
         body = report_of(connection, run, time.time_ns(), silent_after, Origin("server"))
     return send(request, body, body.findings)
