@@ -734,6 +734,7 @@ export interface Map {
   reference_text: string;
   value_lo: number | null;
   value_hi: number | null;
+  usual: Usual | null;
   step_lo: number;
   step_hi: number;
   bin: number;
@@ -1545,6 +1546,13 @@ export interface TokenRow {
 /** The tokens that the sender may see, the newest first. */
 export interface Tokens {
   tokens: TokenRow[];
+}
+
+/** Ratios of the cells of a picture as they are anyway: the middle one, and its noise. */
+export interface Usual {
+  ratio: number;
+  lo: number;
+  hi: number;
 }
 
 /** The address that the server sees for the caller, and whether a proxy is between. */

@@ -2,9 +2,10 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { binFor, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, ratioOf, rgb, stepAt, stretch, ticks, usualLevel, xOf, zoom } from '../../../web/app/charts/scene.js';
+import { binFor, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, ratioOf, rgb, stepAt, stretch, stretches, ticks, usualLevel, usualOf, usualWords, xOf, zoom } from '../../../web/app/charts/scene.js';
 
 const level = (ratio) => Math.round(127 + 127 * Math.log2(ratio));
+const USUAL = usualOf({ usual: null }).cell;
 const unpack = (colour) => [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255];
 
 test('a byte is a ratio, and back within half a level', () => {
@@ -13,13 +14,42 @@ test('a byte is a ratio, and back within half a level', () => {
 });
 
 test('within 8 % a cell is neutral, at 10 % it is not', () => {
-  assert.ok(isNeutral(level(1.07)) && isNeutral(level(0.93)));
-  assert.ok(!isNeutral(level(1.1)) && !isNeutral(level(0.9)) && !isNeutral(MISSING));
+  assert.ok(isNeutral(level(1.07), USUAL) && isNeutral(level(0.94), USUAL));
+  assert.ok(!isNeutral(level(1.1), USUAL) && !isNeutral(level(0.9), USUAL) && !isNeutral(MISSING, USUAL));
+});
+
+test('on a noisy machine what is usual there has no colour, what is beyond it has', () => {
+  const map = { usual: { ratio: 1, lo: 0.7, hi: 1.4 } };
+  const usual = usualOf(map).cell;
+  assert.equal(usualWords(map), '−30 % to +40 %');
+  assert.deepEqual(usualOf({ usual: { ratio: 1, lo: 0.99, hi: 1.01 } }).cell, USUAL);
+  assert.ok(usualOf({ usual: { ratio: 1, lo: 0.2, hi: 5 } }).cell[1] < 2, 'twice as long always has colour');
+  assert.ok(isNeutral(level(1.38), usual) && !isNeutral(level(1.45), usual) && isNeutral(level(0.72), usual));
+  for (const theme of ['light', 'dark']) {
+    const table = palette(theme, 'ratio', usual);
+    assert.equal(table[level(1.38)], table[level(1)]);
+    assert.equal(table[level(0.72)], table[level(1)]);
+    assert.notEqual(table[level(1.5)], table[level(1)]);
+    const [far, plain] = [table[level(1.4 + 0.42)], palette(theme, 'ratio', USUAL)[level(1.5)]].map(unpack);
+    assert.ok(Math.hypot(...far.map((part, i) => part - plain[i])) < 6, 'the same steps of colour from there on');
+  }
+});
+
+test('a rank that is a little slow all the time is shown through the noise, a cell alone is not', () => {
+  const { cell, stretch: of } = usualOf({ usual: { ratio: 1, lo: 0.6, hi: 1.7 } });
+  const noise = [0.8, 1.2, 0.9, 1.1, 1, 1.3, 0.75, 1];
+  const lane = (slow) => Uint8Array.from({ length: 48 }, (_, i) => level(noise[i % 8] * (i >= 16 && i < 32 ? slow : 1)));
+  assert.deepEqual([...new Set(stretches(lane(1), of))], [0]);
+  const marked = stretches(lane(1.4), of);
+  assert.deepEqual([marked[15], marked[16], marked[31], marked[32]], [0, 1, 1, 0]);
+  assert.ok(isNeutral(level(1.4), cell) && !isNeutral(level(1.4), of));
+  assert.deepEqual([...new Set(stretches(lane(0.6), of))], [0, 1]);
+  assert.deepEqual([...new Set(stretches(new Uint8Array(48).fill(MISSING), of))], [0]);
 });
 
 test('every theme: neutral is flat, +20 % is far from it, slow is never mistaken for fast', () => {
   for (const theme of ['light', 'dark']) {
-    const table = palette(theme, 'ratio');
+    const table = palette(theme, 'ratio', USUAL);
     const neutral = unpack(table[level(1)]);
     assert.deepEqual(unpack(table[level(1.07)]), neutral);
     const distance = (a, b) => Math.hypot(...a.map((part, i) => part - b[i]));
@@ -52,10 +82,10 @@ test('where a resize leaves fewer pixels than columns, the slowest wins and miss
 test('a mark grows over neutral neighbours, never over a mark or a gap', () => {
   const slow = level(1.5);
   const fast = level(0.7);
-  assert.deepEqual([...growMarks(Uint8Array.from([127, slow, 127]), 2)], [127, slow, slow]);
-  assert.deepEqual([...growMarks(Uint8Array.from([127, 127, slow]), 2)], [127, slow, slow]);
-  assert.deepEqual([...growMarks(Uint8Array.from([MISSING, slow, MISSING]), 2)], [MISSING, slow, MISSING]);
-  assert.deepEqual([...growMarks(Uint8Array.from([127, slow, fast, 127]), 2)], [127, slow, fast, 127]);
+  assert.deepEqual([...growMarks(Uint8Array.from([127, slow, 127]), 2, USUAL)], [127, slow, slow]);
+  assert.deepEqual([...growMarks(Uint8Array.from([127, 127, slow]), 2, USUAL)], [127, slow, slow]);
+  assert.deepEqual([...growMarks(Uint8Array.from([MISSING, slow, MISSING]), 2, USUAL)], [MISSING, slow, MISSING]);
+  assert.deepEqual([...growMarks(Uint8Array.from([127, slow, fast, 127]), 2, USUAL)], [127, slow, fast, 127]);
 });
 
 test('a bin is the smallest power of two that leaves no more bins than pixels', () => {

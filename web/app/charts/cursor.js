@@ -6,7 +6,7 @@ import { count, deviation, duration, percent, timeOfDay } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { timeAt } from './paint.js';
-import { MISSING, ratioOf, referenceWords, stepAt, xOf } from './scene.js';
+import { isNeutral, MISSING, ratioOf, referenceWords, stepAt, usualOf, xOf } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 /** @typedef {import('./scene.js').Band} Band */
@@ -134,7 +134,9 @@ export function Cursor({ view, spot, brush, run }) {
       read.time ? `, ${timeOfDay(read.time)}` : '',
       t.br(null),
       t.b(null, levelWords(map, read.level)),
-      map.unit === 'ratio' && read.level !== MISSING ? ` from ${referenceWords(map)}` : '',
+      map.unit === 'ratio' && read.level !== MISSING
+        ? ` from ${referenceWords(map)}${isNeutral(read.level, usualOf(map).cell) ? ', as usual here' : ''}`
+        : '',
       read.missing > 0 && read.level !== MISSING
         ? t.span({ class: 'faint' }, `, ${percent(read.missing)} without data`)
         : '',

@@ -13,13 +13,14 @@ import { bandOf, Cursor, levelWords, moveSpot, readSpot, Selection } from './cur
 import { paint, tokens } from './paint.js';
 import {
   bandAt,
-  DEAD_BAND,
   decodeBytes,
   isNeutral,
   layout,
   MISSING,
   stepAt,
+  stretches,
   usualLevel,
+  usualOf,
   wantsPins,
   xOf,
   zoom,
@@ -113,11 +114,19 @@ function useWidth(ref) {
 function decodeLanes(map) {
   const cells = decodeBytes(map.cells);
   const missing = decodeBytes(map.missing);
+  const usual = usualOf(map).stretch;
   const part = (/** @type {Uint8Array} */ all, /** @type {number} */ row) =>
     all.subarray(row * map.columns, (row + 1) * map.columns);
   return {
-    rows: map.rows.map((_, row) => ({ cells: part(cells, row), missing: part(missing, row) })),
-    pins: map.pinned.map((pin) => ({ cells: decodeBytes(pin.cells), missing: decodeBytes(pin.missing) })),
+    rows: map.rows.map((_, row) => {
+      const own = part(cells, row);
+      return { cells: own, missing: part(missing, row), stretch: stretches(own, usual) };
+    }),
+    // Who is pinned is suspected: what of it is a little slow is shown, too.
+    pins: map.pinned.map((pin) => {
+      const own = decodeBytes(pin.cells);
+      return { cells: own, missing: decodeBytes(pin.missing), stretch: new Uint8Array(own.length).fill(1) };
+    }),
   };
 }
 
@@ -145,7 +154,7 @@ function Gutter({ map, plan, lanes, run }) {
           t.span(
             { class: 'faint' },
             pin.host,
-            pin.max_ratio !== null && pin.max_ratio > 1 + DEAD_BAND
+            pin.max_ratio !== null && pin.max_ratio > usualOf(map).stretch[1]
               ? t.b({ class: 'lanepeak' }, ` max ${deviation(pin.max_ratio)}`)
               : '',
           ),
@@ -154,7 +163,7 @@ function Gutter({ map, plan, lanes, run }) {
       if (band.index % every !== 0 && every > 1) return null;
       const row = map.rows[band.index];
       const usual = usualLevel(lanes.rows[band.index].cells, map, onset);
-      const slow = usual !== null && map.unit === 'ratio' && usual > 127 && !isNeutral(usual);
+      const slow = usual !== null && map.unit === 'ratio' && usual > 127 && !isNeutral(usual, usualOf(map).stretch);
       return t.div(
         { key: `r${band.index}`, class: 'lanename', style, title: row.host ? `${row.label}, ${row.host}` : row.label },
         row.rank_lo === row.rank_hi

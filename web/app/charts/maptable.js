@@ -15,7 +15,7 @@ const COLUMNS = [
   ['label', 'Lane'],
   ['worst', 'Slowest'],
   ['step', 'At step'],
-  ['slow', 'Steps over +8 %'],
+  ['slow', 'Slower than usual'],
   ['missing', 'No data'],
 ];
 

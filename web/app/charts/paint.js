@@ -12,13 +12,14 @@ import {
   rgb,
   stretch,
   ticks,
+  usualOf,
   xOf,
 } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} RankMap */
 /** @typedef {import('../../types/api.js').Throughput} Throughput */
 /** @typedef {import('./scene.js').Layout} Layout */
-/** @typedef {{cells: Uint8Array, missing: Uint8Array}} Lane */
+/** @typedef {{cells: Uint8Array, missing: Uint8Array, stretch: Uint8Array}} Lane */
 /** @typedef {{rows: Lane[], pins: Lane[]}} Lanes */
 /** @typedef {{map: RankMap, lanes: Lanes, strip: Throughput | null, plan: Layout, theme: 'light' | 'dark', width: number, colours: Record<string, string>}} Scene */
 
@@ -60,14 +61,15 @@ export function paint(canvas, scene) {
 function paintLanes(context, { map, lanes, plan, theme, width }, ratio) {
   const pixels = Math.round(width * ratio);
   const columns = pixelColumns(map, pixels);
-  const table = palette(theme, map.unit);
+  const usual = usualOf(map);
+  const tables = [palette(theme, map.unit, usual.cell), palette(theme, map.unit, usual.stretch)];
   const hatch = [pack(rgb(HATCH[theme].base)), pack(rgb(HATCH[theme].line))];
   const least = Math.ceil(2 * ratio);
   for (const band of plan.bands) {
     if (band.kind === 'strip') continue;
     const lane = band.kind === 'pin' ? lanes.pins[band.index] : lanes.rows[band.index];
     const line = stretch(lane.cells, columns);
-    const grown = map.unit === 'ratio' ? growMarks(line, least) : line;
+    const grown = map.unit === 'ratio' ? growMarks(line, least, usual.cell) : line;
     const top = Math.round(band.y * ratio);
     const height = Math.round((band.y + band.height) * ratio) - top;
     const image = context.createImageData(pixels, height);
@@ -76,7 +78,8 @@ function paintLanes(context, { map, lanes, plan, theme, width }, ratio) {
       columns,
       missing: lane.missing,
       height,
-      table,
+      tables,
+      stretch: lane.stretch,
       hatch,
       ratio,
       top,
@@ -89,9 +92,9 @@ function paintLanes(context, { map, lanes, plan, theme, width }, ratio) {
  * One lane's pixels: colour where there is data, hatch where there is none, a hatched lower edge
  * where some of it is missing.
  * @param {Uint32Array} target
- * @param {{line: Uint8Array, columns: Uint32Array, missing: Uint8Array, height: number, table: Uint32Array, hatch: number[], ratio: number, top: number}} lane
+ * @param {{line: Uint8Array, columns: Uint32Array, missing: Uint8Array, stretch: Uint8Array, height: number, tables: Uint32Array[], hatch: number[], ratio: number, top: number}} lane
  */
-function fill(target, { line, columns, missing, height, table, hatch, ratio, top }) {
+function fill(target, { line, columns, missing, stretch, height, tables, hatch, ratio, top }) {
   const pitch = Math.round(HATCH_PITCH * ratio);
   const stroke = Math.max(1, Math.round(1.5 * ratio));
   const edge = height - Math.max(1, Math.round(Math.min(height / 3, 4 * ratio)));
@@ -99,7 +102,7 @@ function fill(target, { line, columns, missing, height, table, hatch, ratio, top
   for (let x = 0; x < width; x += 1) {
     const level = line[x];
     const from = level === MISSING ? 0 : missing[columns[x]] > 0 ? edge : height;
-    const colour = table[level];
+    const colour = tables[stretch[columns[x]]][level];
     for (let y = 0; y < from; y += 1) target[y * width + x] = colour;
     for (let y = from; y < height; y += 1) target[y * width + x] = hatch[(x + y + top) % pitch < stroke ? 1 : 0];
   }

@@ -1,5 +1,7 @@
 /** The arithmetic of the map: bytes to deviations, deviations to colours, pixels to steps. Pure. */
 
+import { deviation } from '../format.js';
+
 /** @typedef {import('../../types/api.js').Map} RankMap */
 /** @typedef {'light' | 'dark'} Theme */
 /** @typedef {[number, number, number]} Rgb */
@@ -7,7 +9,14 @@
 export const MISSING = 255;
 const NEUTRAL = 127;
 /** Within 8 % of the peers a cell is flat: the least entry level of the straggler detector. */
-export const DEAD_BAND = 0.08;
+const DEAD_BAND = 0.08;
+/** On the noisiest machine a rank that takes twice as long has colour. */
+const MOST_USUAL = 1.9;
+/** Half of so many columns in a row decide, too: their noise is a third of that of one cell. */
+const STRETCH = 16;
+const STRETCH_SHARE = 1.25 / Math.sqrt(STRETCH);
+/** Ratios between which there is no colour. @typedef {readonly [number, number]} Usual */
+/** For a cell, and for most of a stretch. @typedef {{cell: Usual, stretch: Usual}} Bands */
 
 /** Deviation from the peers' median -> colour. Slow is the loud end; fast never gets as dark
  *  (light theme) or as bright (dark theme), so the sign can be read without hue.
@@ -62,14 +71,58 @@ export function decodeBytes(text) {
   return bytes;
 }
 
+/** A ratio as a byte that is not rounded. @param {number} ratio */
+function levelOf(ratio) {
+  return NEUTRAL + 127 * Math.log2(ratio);
+}
+
 /** A byte as a ratio to the peers' median; null where there is no data. @param {number} level */
 export function ratioOf(level) {
   return level === MISSING ? null : 2 ** ((level - NEUTRAL) / 127);
 }
 
-/** Whether a level is in the dead band. @param {number} level */
-export function isNeutral(level) {
-  return level !== MISSING && Math.abs(2 ** ((level - NEUTRAL) / 127) - 1) <= DEAD_BAND;
+/** What is usual in this picture: its cells vary so much anyway. @param {RankMap} map @returns {Bands} */
+export function usualOf(map) {
+  const { ratio, lo, hi } = map.usual ?? { ratio: 1, lo: 1, hi: 1 };
+  const around = (/** @type {number} */ share) =>
+    /** @type {Usual} */ ([
+      Math.max(1 / MOST_USUAL, Math.min(1 / (1 + DEAD_BAND), ratio * (lo / ratio) ** share)),
+      Math.min(MOST_USUAL, Math.max(1 + DEAD_BAND, ratio * (hi / ratio) ** share)),
+    ]);
+  return { cell: around(1), stretch: around(STRETCH_SHARE) };
+}
+
+/** Between which deviations a cell is as usual, in words. @param {RankMap} map */
+export function usualWords(map) {
+  return usualOf(map).cell.map(deviation).join(' to ');
+}
+
+/** Whether a level is no more than usual. @param {number} level @param {Usual} usual */
+export function isNeutral(level, usual) {
+  const ratio = ratioOf(level);
+  return ratio !== null && ratio >= usual[0] && ratio <= usual[1];
+}
+
+/**
+ * Which columns of a lane are in a stretch of which most cells are off to one side: a rank that is a
+ * little slow all the time, where one cell would say nothing.
+ * @param {Uint8Array} cells @param {Usual} usual of a stretch @returns {Uint8Array} 1 or 0
+ */
+export function stretches(cells, usual) {
+  const [low, high] = usual.map(levelOf);
+  const found = new Uint8Array(cells.length);
+  for (let first = 0; first < cells.length; first += STRETCH) {
+    const end = Math.min(cells.length, first + STRETCH);
+    let [known, slow, fast] = [0, 0, 0];
+    for (let c = first; c < end; c += 1) {
+      if (cells[c] === MISSING) continue;
+      known += 1;
+      if (cells[c] > high) slow += 1;
+      else if (cells[c] < low) fast += 1;
+    }
+    if (known >= STRETCH / 2 && 2 * Math.max(slow, fast) > known) found.fill(1, first, end);
+  }
+  return found;
 }
 
 /** @param {string} hex @returns {Rgb} */
@@ -97,14 +150,17 @@ export function pack([r, g, b]) {
   return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 
-/** One packed colour per byte. @param {Theme} theme @param {'ratio' | 'ms'} unit */
-export function palette(theme, unit) {
+/** One packed colour per byte. @param {Theme} theme @param {'ratio' | 'ms'} unit @param {Usual} usual */
+export function palette(theme, unit, usual) {
   const table = new Uint32Array(256);
+  // What is unusual begins where the usual ends, with the same steps of colour from there on.
+  const [less, more] = [usual[0] - 1 + DEAD_BAND, usual[1] - 1 - DEAD_BAND];
+  const stops = DIVERGING[theme].map(
+    ([at, colour]) => /** @type {[number, string]} */ ([at + (at > 0 ? more : less), colour]),
+  );
   for (let level = 0; level < MISSING; level += 1) {
     const colour =
-      unit === 'ratio'
-        ? between(DIVERGING[theme], 2 ** ((level - NEUTRAL) / 127) - 1)
-        : between(SEQUENTIAL[theme], level / 254);
+      unit === 'ratio' ? between(stops, 2 ** ((level - NEUTRAL) / 127) - 1) : between(SEQUENTIAL[theme], level / 254);
     table[level] = pack(colour);
   }
   table[MISSING] = pack(rgb(HATCH[theme].base));
@@ -150,23 +206,23 @@ export function stretch(cells, columns) {
 
 /**
  * Widen marks to a least width, over neutral neighbours only, never over another mark.
- * @param {Uint8Array} line @param {number} least pixels @returns {Uint8Array}
+ * @param {Uint8Array} line @param {number} least pixels @param {Usual} usual @returns {Uint8Array}
  */
-export function growMarks(line, least) {
+export function growMarks(line, least, usual) {
   const grown = line.slice();
   for (let x = 0; x < line.length; x += 1) {
-    if (line[x] === MISSING || isNeutral(line[x])) continue;
+    if (line[x] === MISSING || isNeutral(line[x], usual)) continue;
     let end = x + 1;
-    while (end < line.length && line[end] !== MISSING && !isNeutral(line[end])) end += 1;
+    while (end < line.length && line[end] !== MISSING && !isNeutral(line[end], usual)) end += 1;
     let width = end - x;
     let right = end;
-    while (width < least && right < line.length && isNeutral(line[right])) {
+    while (width < least && right < line.length && isNeutral(line[right], usual)) {
       grown[right] = line[end - 1];
       right += 1;
       width += 1;
     }
     let left = x - 1;
-    while (width < least && left >= 0 && isNeutral(grown[left])) {
+    while (width < least && left >= 0 && isNeutral(grown[left], usual)) {
       grown[left] = line[x];
       left -= 1;
       width += 1;
@@ -280,6 +336,8 @@ export function referenceWords(map) {
 
 /** What one lane holds, for the table twin. @param {Uint8Array} cells @param {RankMap} map */
 export function laneSummary(cells, map) {
+  const usual = usualOf(map);
+  const stretch = stretches(cells, usual.stretch);
   let worst = -1;
   let at = 0;
   let coloured = 0;
@@ -294,7 +352,7 @@ export function laneSummary(cells, map) {
       worst = level;
       at = c;
     }
-    if (!isNeutral(level) && level > NEUTRAL) coloured += 1;
+    if (level > NEUTRAL && !isNeutral(level, stretch[c] ? usual.stretch : usual.cell)) coloured += 1;
   }
   const known = cells.length - missing;
   return {

@@ -3,7 +3,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { RankMap } from '../charts/map.js';
-import { referenceWords } from '../charts/scene.js';
+import { referenceWords, usualWords } from '../charts/scene.js';
 import { change, count, duration, figure, plural, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { setTitle, theme } from '../page.js';
@@ -207,6 +207,9 @@ function metricWords(metric) {
   return metric && metric !== 'own_work' ? words(metric) : 'Self time';
 }
 
+const USUAL_TITLE =
+  'Cells of this run vary so much anyway: four robust standard deviations, and at least 8 %. Less has colour where most of 16 in a row are off.';
+
 /** @param {{map: MapData | null}} props */
 function Legend({ map }) {
   if (!map) return null;
@@ -218,6 +221,7 @@ function Legend({ map }) {
           t.span({ key: 'a' }, '−50 %, faster'),
           t.span({ key: 'b', class: 'rampbar', 'aria-hidden': 'true' }),
           t.span({ key: 'c' }, '+100 %, slower'),
+          t.span({ key: 'd', title: USUAL_TITLE }, `no colour: ${usualWords(map)}, usual here`),
         ]
       : [
           t.span({ key: 'a' }, duration(map.value_lo)),

@@ -8,9 +8,19 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from rankscope_server.api.steps.schema import Usual
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Reference: TypeAlias = Literal["peers", "own"]
 MISSING = 255
+USUAL = (
+    1 / 1.08,
+    1.08,
+)  # ratios that never get a colour: the least entry of the slow-rank detector
+_MOST_USUAL = 1.9  # a rank that takes twice as long is shown on the noisiest machine
+_SIGMAS = 4.0
+_LEAST_CELLS = 8  # of a lane, to say how much it varies
+_SAMPLE = (64, 128)  # lanes and columns are enough for a median
 
 
 @dataclass(slots=True)
@@ -113,6 +123,30 @@ def missing_share(present: Array, cells: Array) -> Array:
     share = np.clip(1.0 - present / np.maximum(cells, 1), 0.0, 1.0)
     # A single missing cell among many must not round to none.
     return np.where(share > 0, np.maximum(np.round(share * 255), 1), 0)
+
+
+def usual_ratios(worst: Array, *, is_of_peers: bool) -> Usual | None:
+    """Return between which ratios the cells of a map are in this run anyway; None if not known.
+
+    Four robust standard deviations around the middle. How much cells vary is taken within each
+    lane, over its columns: ranks that are slow all the time do not widen it. In bins of many cells
+    the worst one is usually above 1, so the middle is that of most lanes. Where lanes are compared
+    with their own past that could be a slowdown of all, and counts as far as it is noise.
+    """
+    lanes, columns = (max(1, size // most) for size, most in zip(worst.shape, _SAMPLE, strict=True))
+    some = worst[::lanes, ::columns]
+    some = some[(some > 0).sum(axis=1) >= _LEAST_CELLS]
+    if not len(some):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.where(some > 0, np.log2(some), np.nan)
+    middles = np.nanmedian(levels, axis=1)
+    sigma = 1.4826 * float(np.median(np.nanmedian(np.abs(levels - middles[:, None]), axis=1)))
+    middle = float(np.median(middles))
+    if not is_of_peers:
+        middle = float(np.clip(middle, -3 * sigma, 3 * sigma))
+    low, high = middle - _SIGMAS * sigma, middle + _SIGMAS * sigma
+    return Usual(ratio=2**middle, lo=2**low, hi=2**high)
 
 
 def scale_of(worst: Array) -> float:

@@ -24,6 +24,7 @@ from rankscope_server.api.steps.cells import (
     missing_share,
     scale_of,
     to_base64,
+    usual_ratios,
     widths,
 )
 from rankscope_server.api.steps.map_words import MS_METRICS, RATIO_METRICS, map_text, reference_text
@@ -114,6 +115,7 @@ def rank_map(
         reference_text=reference_text(metric, plane.kinds),
         value_lo=None if scale is None else 0.0,
         value_hi=scale,
+        usual=usual_ratios(worst, is_of_peers=reference == "peers") if is_ratio else None,
         step_lo=first,
         step_hi=last,
         bin=size,

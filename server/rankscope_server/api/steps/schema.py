@@ -36,6 +36,14 @@ class Mark(Schema, frozen=True):
     text: str
 
 
+class Usual(Schema, frozen=True):
+    """Ratios of the cells of a picture as they are anyway: the middle one, and its noise."""
+
+    ratio: float
+    lo: float
+    hi: float
+
+
 class Map(Schema, frozen=True):
     """Ranks by steps, one byte a cell; a bin shows its worst cell."""
 
@@ -45,6 +53,7 @@ class Map(Schema, frozen=True):
     reference_text: str
     value_lo: float | None
     value_hi: float | None
+    usual: Usual | None
     step_lo: int
     step_hi: int
     bin: int
