@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from typing import Any
 
@@ -60,6 +61,29 @@ def rank_list(ranks: list[int], most: int = 8) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:most])
     rest = len(ranks) - most
     return f"ranks {shown}" + (f" and {rest} more" if rest > 0 else "")
+
+
+def group_text(ranks: list[int], world_size: int, description: str = "") -> str:
+    """Return which ranks a process group has, after the name that its maker gave it.
+
+    Groups of parallel dimensions are ranges ("ranks 0 to 7") or combs ("8 ranks from 0, 4 apart").
+    """
+    members = _members_text(sorted(ranks), world_size)
+    return members if description in _NO_NAMES else f"{description[:64]}: {members}"
+
+
+_NO_NAMES = ("", "default_pg", "undefined")  # PyTorch's own words
+
+
+def _members_text(ranks: list[int], world_size: int) -> str:
+    if len(ranks) == world_size > 1:
+        return f"all {world_size:,} ranks"
+    steps = {after - before for before, after in itertools.pairwise(ranks)}
+    if len(ranks) < 3 or len(steps) != 1:
+        return rank_list(ranks, 4) if ranks else "no rank"
+    if steps == {1}:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"{len(ranks):,} ranks from {ranks[0]}, {steps.pop()} apart"
 
 
 def size_text(num_bytes: int) -> str:

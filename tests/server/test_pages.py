@@ -30,6 +30,7 @@ from rankscope_server.api.runs.schema import EnvironmentAnswer
 from rankscope_server.api.steps.queries import before_and_now, typical_range
 from rankscope_server.api.steps.schema import Budget, Map, MetricsAnswer, Throughput
 from rankscope_server.findings.text import ms_text
+from rankscope_server.text import group_text
 from tests.server.conftest import Sender, TestClient, log_line, poster
 from tests.server.seed import seed_with
 
@@ -223,10 +224,27 @@ def test_collectives_are_counted_exactly(seeded: Sender) -> None:
     assert sum(row["count"] for row in whole["rows"]) == 4 * 100 * 3
     part = seeded.get("/collectives", rank=1, **{"from": 11, "to": 20})
     assert sum(row["count"] for row in part["rows"]) == 10 * 3
-    assert {row["num_ranks"] for row in whole["rows"]} == {4}
+    assert {(row["num_ranks"], row["group_text"]) for row in whole["rows"]} == {(4, "default: all 4 ranks")}
+    assert whole["text"].endswith("of default: all 4 ranks.")
     raw = seeded.get("/collectives/records", rank=1, **{"from": 20, "to": 20}, limit=2)
     assert [row["sequence"] for row in raw["rows"]] == [60, 59]
     assert raw["capped"] == {"shown": 2, "total": 3}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "description", "text"),
+    [
+        (range(8), "default_pg", "all 8 ranks"),
+        (range(4, 8), "undefined", "ranks 4 to 7"),
+        ([6, 0, 2, 4], "dp", "dp: 4 ranks from 0, 2 apart"),
+        ([3], "", "rank 3"),
+        ([1, 6], "", "ranks 1, 6"),
+        ([0, 1, 3, 6, 7], "odd", "odd: ranks 0, 1, 3, 6 and 1 more"),
+        ([], "", "no rank"),
+    ],
+)
+def test_groups_have_names_and_members(ranks: Any, description: str, text: str) -> None:
+    assert group_text(list(ranks), 8, description) == text
 
 
 def test_percentiles_from_the_rollup_are_close(seeded: Sender) -> None:

@@ -247,6 +247,7 @@ export interface CollectiveRecords {
 export interface CollectiveRow {
   operation: string;
   group: string;
+  group_text: string;
   num_ranks: number | null;
   size_bytes: number;
   count: number;

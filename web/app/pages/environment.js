@@ -36,7 +36,7 @@ export function Page({ run, topic }) {
           Card,
           {
             title: 'What differs',
-            note: plural(data.differences.length, 'fact'),
+            note: differenceWords(data.differences),
             tools: t.a({ href: csvHref(path) }, 'CSV'),
           },
           t.div(
@@ -47,6 +47,14 @@ export function Page({ run, topic }) {
       : null,
     el(Common, { data }),
   );
+}
+
+/** How many facts differ, and of how many that is a mistake. @param {FactDifference[]} differences */
+function differenceWords(differences) {
+  const wrong = differences.filter((one) => one.severity !== 'info').length;
+  const all = plural(differences.length, 'fact');
+  if (wrong === 0) return `${all}, none of which has to be alike`;
+  return wrong === differences.length ? `${all} that should agree` : `${all}, ${count(wrong)} of which should agree`;
 }
 
 const VALUES_SHOWN = 4;

@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
 import { count, dateTime, kindWords, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Ago, CappedNote, Card, CopyButton, Empty, Problem, Severity, Skeleton } from '../parts/bits.js';
+import { CappedNote, Card, CopyButton, Empty, Problem, Severity, Skeleton, When } from '../parts/bits.js';
 import { Acknowledge, Explains, Reasons, report, spanWords } from '../parts/finding.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -13,8 +13,8 @@ import { useFindingKeys } from './overview.js';
 /** @typedef {import('../../types/api.js').FindingDetail} FindingDetail */
 /** @typedef {import('../../types/api.js').Findings} Findings */
 
-/** @param {import('../main.js').PageProps} props */
-export function Page({ run, id, topic }) {
+/** @param {import('../main.js').PageProps & {ended: boolean}} props */
+export function Page({ run, id, topic, ended }) {
   const answer = /** @type {import('../api.js').Answer<FindingDetail>} */ (
     useApi(runPath(run, 'findings', id), { topic, on: ['findings', 'verdict', 'stacks', 'commands'] })
   );
@@ -118,7 +118,7 @@ export function Page({ run, id, topic }) {
       { title: 'Facts' },
       t.dl(
         { class: 'facts wide' },
-        fact('When', spanWords(finding) || '–'),
+        fact('When', spanWords(finding, ended) || '–'),
         fact('Started', finding.onset_ms ? dateTime(finding.onset_ms) : '–'),
         fact('Ranks', finding.ranks.length > 0 ? ranges(finding.ranks) : 'none named'),
         fact('Hosts', finding.hosts.join(', ') || '–'),
@@ -143,7 +143,7 @@ export function Page({ run, id, topic }) {
         finding.history.map((one, i) =>
           t.li(
             { key: i },
-            t.span({ class: 'faint nowrap' }, el(Ago, { ms: one.time_ms })),
+            t.span({ class: 'faint nowrap' }, el(When, { ms: one.time_ms, ended })),
             t.b(null, words(one.event)),
             t.span(null, one.text),
           ),

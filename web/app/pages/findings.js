@@ -12,8 +12,8 @@ import { noFindings, useFindingKeys } from './overview.js';
 
 /** @typedef {import('../../types/api.js').Findings} Findings */
 
-/** @param {import('../main.js').PageProps} props */
-export function Page({ run, topic }) {
+/** @param {import('../main.js').PageProps & {ended: boolean}} props */
+export function Page({ run, topic, ended }) {
   const path = runPath(run, 'findings');
   const answer = /** @type {import('../api.js').Answer<Findings>} */ (
     useApi(path, { topic, on: ['findings', 'verdict'] })
@@ -25,7 +25,7 @@ export function Page({ run, topic }) {
     ? ''
     : shown.open.length === 0
       ? noFindings(shown)
-      : `${plural(shown.open.length, 'open finding')}${shown.recovered.length > 0 ? `, ${count(shown.recovered_capped?.total ?? shown.recovered.length)} recovered` : ''}`;
+      : `${ended ? `${plural(shown.open.length, 'finding')} at the end` : plural(shown.open.length, 'open finding')}${shown.recovered.length > 0 ? `, ${count(shown.recovered_capped?.total ?? shown.recovered.length)} recovered` : ''}`;
   useEffect(() => setTitle(sentence || 'Findings', run), [sentence]);
   if (!shown)
     return answer.error
@@ -41,15 +41,15 @@ export function Page({ run, topic }) {
     shown.open.length > 0
       ? el(
           Card,
-          { title: 'Open, by cost', tools: t.a({ href: csvHref(path) }, 'CSV') },
-          el(FindingsTable, { findings: shown.open, run }),
+          { title: ended ? 'At the end, by cost' : 'Open, by cost', tools: t.a({ href: csvHref(path) }, 'CSV') },
+          el(FindingsTable, { findings: shown.open, run, ended }),
         )
       : null,
     shown.recovered.length > 0
       ? el(
           Card,
           { title: 'Recovered' },
-          el(FindingsTable, { findings: shown.recovered, run }),
+          el(FindingsTable, { findings: shown.recovered, run, ended }),
           el(CappedNote, { capped: shown.recovered_capped, noun: 'findings' }),
         )
       : null,

@@ -66,7 +66,7 @@ export function Page({ run, overview, topic, ended }) {
       Card,
       {
         title: 'Findings, by cost',
-        note: findings.data ? findingsNote(findings.data) : '',
+        note: findings.data ? findingsNote(findings.data, ended) : '',
         tools: [
           t.a({ key: 'c', href: csvHref(runPath(run, 'findings')) }, 'CSV'),
           t.a({ key: 'a', href: withQuery(runPath(run, 'findings'), carried(query.value)) }, 'All findings'),
@@ -78,7 +78,7 @@ export function Page({ run, overview, topic, ended }) {
         what: 'the findings',
         children: (list) =>
           list.open.length + list.recovered.length > 0
-            ? el(FindingsTable, { findings: [...list.open, ...list.recovered].slice(0, 8), run })
+            ? el(FindingsTable, { findings: [...list.open, ...list.recovered].slice(0, 8), run, ended })
             : t.p({ class: 'note padded' }, noFindings(list)),
       }),
     ),
@@ -107,9 +107,12 @@ export function useFindingKeys(run, ids, at) {
   );
 }
 
-/** @param {Findings} list */
-export function findingsNote(list) {
-  return [`${count(list.open.length)} open`, `${count(list.recovered.length)} recovered`].join(', ');
+/** @param {Findings} list @param {boolean} ended the run */
+function findingsNote(list, ended) {
+  return [
+    `${count(list.open.length)} ${ended ? 'at the end' : 'open'}`,
+    `${count(list.recovered.length)} recovered`,
+  ].join(', ');
 }
 
 /** Never an empty page: what looked, and over how many steps. @param {Findings} list */

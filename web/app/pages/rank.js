@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { bytes, count, dateTime, duration, exactTime, shortPlace, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Ago, Card, CopyButton, Empty, Loaded, Problem, Skeleton } from '../parts/bits.js';
+import { Card, CopyButton, Empty, Loaded, Problem, Skeleton, When } from '../parts/bits.js';
 import { CellPanel } from '../parts/cell.js';
 import { Lazy } from '../parts/shell.js';
 import { query } from '../router.js';
@@ -14,8 +14,8 @@ import { carried, readCell, runPath, withQuery } from '../url.js';
 /** @typedef {import('../../types/api.js').RankDetail} RankDetail */
 /** @typedef {import('../../types/api.js').Overview} Overview */
 
-/** @param {import('../main.js').PageProps} props */
-export function Page({ run, id, topic, overview }) {
+/** @param {import('../main.js').PageProps & {ended: boolean}} props */
+export function Page({ run, id, topic, overview, ended }) {
   const path = runPath(run, 'ranks', id);
   const answer = /** @type {import('../api.js').Answer<RankDetail>} */ (
     useApi(path, { topic, on: ['ranks', 'steps', 'errors'] })
@@ -39,8 +39,8 @@ export function Page({ run, id, topic, overview }) {
       t.h1({ id: 'verdict' }, sentence),
       t.p(
         { class: 'faint' },
-        `Rank ${data.rank} on ${data.host}, process ${data.pid ?? 'unknown'}, attempt ${data.attempt}. Last heard `,
-        el(Ago, { ms: data.last_seen_ms }),
+        `Rank ${data.rank} on ${data.host}, process ${data.pid ?? 'unknown'}, attempt ${data.attempt}. ${ended ? 'Last record' : 'Last heard'} `,
+        el(When, { ms: data.last_seen_ms, ended }),
         data.exit_text ? `. ${data.exit_text}` : '',
       ),
       t.div(

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { bytes, count, plural, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Ago, Card, Loaded, useHeld } from '../parts/bits.js';
+import { Card, Loaded, useHeld, When } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, readRank, runPath, withQuery } from '../url.js';
@@ -26,8 +26,8 @@ const METRICS = [
 const SHOWN = 200;
 const BAD = new Set(['stuck', 'failed', 'silent']);
 
-/** @param {import('../main.js').PageProps} props */
-export function Page({ run, topic, overview }) {
+/** @param {import('../main.js').PageProps & {ended: boolean}} props */
+export function Page({ run, topic, overview, ended }) {
   const path = runPath(run, 'ranks');
   const answer = /** @type {import('../api.js').Answer<Ranks>} */ (useApi(path, { topic, on: ['ranks', 'steps'] }));
   const list = useRef(/** @type {HTMLDivElement | null} */ (null));
@@ -64,7 +64,7 @@ export function Page({ run, topic, overview }) {
       el(
         Card,
         {
-          title: 'Where every rank is',
+          title: ended ? 'Where every rank was' : 'Where every rank is',
           note: shown ? plural(shown.ranks.length, 'rank') : '',
           tools: t.a({ href: csvHref(path) }, 'CSV'),
         },
@@ -72,7 +72,7 @@ export function Page({ run, topic, overview }) {
           answer: { ...answer, data: shown },
           height: 160,
           what: 'the ranks',
-          children: (data) => el(RankTable, { ranks: data.ranks, run }),
+          children: (data) => el(RankTable, { ranks: data.ranks, run, ended }),
         }),
       ),
     ),
@@ -90,8 +90,8 @@ export function ranksSentence(data) {
     : `${count(bad.length)} of ${count(data.ranks.length)} ranks are stuck, failed or silent`;
 }
 
-/** @param {{ranks: RankRow[], run: string}} props */
-function RankTable({ ranks, run }) {
+/** @param {{ranks: RankRow[], run: string, ended: boolean}} props */
+function RankTable({ ranks, run, ended }) {
   const [all, setAll] = useState(false);
   const selected = readRank(query.value.sel);
   const attention = (/** @type {RankRow} */ rank) => (rank.rank === selected ? -1 : BAD.has(rank.state) ? 0 : 1);
@@ -114,7 +114,7 @@ function RankTable({ ranks, run }) {
           t.th(null, 'Phase'),
           t.th({ class: 'num' }, 'CPU'),
           t.th({ class: 'num' }, 'Memory'),
-          t.th({ class: 'num' }, 'Last heard'),
+          t.th({ class: 'num' }, ended ? 'Last record' : 'Last heard'),
           t.th(null, 'End'),
         ),
       ),
@@ -144,7 +144,7 @@ function RankTable({ ranks, run }) {
             t.td(null, rank.phase ? words(rank.phase) : t.span({ class: 'faint' }, '–')),
             t.td({ class: 'num nowrap' }, rank.cpu_seconds === null ? '–' : `${count(rank.cpu_seconds)} s`),
             t.td({ class: 'num nowrap' }, bytes(rank.rss_bytes)),
-            t.td({ class: 'num nowrap' }, el(Ago, { ms: rank.last_seen_ms })),
+            t.td({ class: 'num nowrap' }, el(When, { ms: rank.last_seen_ms, ended })),
             t.td({ class: 'wide' }, rank.exit_text || t.span({ class: 'faint' }, '–')),
           ),
         ),

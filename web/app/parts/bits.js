@@ -59,6 +59,12 @@ export function Ago({ ms }) {
   return t.time({ dateTime: new Date(ms).toISOString(), title: dateTime(ms) }, ago(ms, now.value));
 }
 
+/** When something was: how long ago in a run that goes on, the time in one that has ended. @param {{ms: number | null | undefined, ended: boolean}} props */
+export function When({ ms, ended }) {
+  if (!ended || ms == null) return el(Ago, { ms });
+  return t.time({ dateTime: new Date(ms).toISOString() }, dateTime(ms));
+}
+
 /** Copies and says so only when it did. @param {{text: string | (() => string), label?: string, what?: string, class?: string}} props */
 export function CopyButton({ text, label = 'Copy', what = 'text', class: look = 'button' }) {
   const [state, setState] = useState(/** @type {'idle' | 'done' | 'manual'} */ ('idle'));

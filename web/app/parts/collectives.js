@@ -64,11 +64,7 @@ export function CollectivesTable({ data, brief }) {
           t.tr(
             { key: i },
             t.td(null, t.code(null, row.operation)),
-            t.td(
-              { class: 'clip', title: row.group },
-              row.group,
-              row.num_ranks ? t.span({ class: 'faint' }, ` ${count(row.num_ranks)}`) : null,
-            ),
+            t.td({ class: 'clip', title: `group ${row.group}` }, row.group_text || `group ${row.group}`),
             t.td({ class: 'num nowrap' }, size(row.size_bytes)),
             brief ? null : t.td({ class: 'num' }, count(row.count)),
             t.td({ class: 'num nowrap' }, duration(row.p50_ms)),

@@ -7,7 +7,7 @@ import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
-import { Ago, CappedNote, Command, CopyButton, Icon, Severity } from './bits.js';
+import { CappedNote, Command, CopyButton, Icon, Severity, When } from './bits.js';
 
 /** @typedef {import('../../types/api.js').ShownFinding} Finding */
 /** @typedef {import('../../types/api.js').ShownVerdict} Verdict */
@@ -310,16 +310,16 @@ function lowerFirst(text) {
   return /^[A-Z][a-z]/.test(text) ? text.charAt(0).toLowerCase() + text.slice(1) : text;
 }
 
-/** When a finding holds, in steps. @param {Finding} finding */
-export function spanWords(finding) {
+/** When a finding holds, in steps. @param {Finding} finding @param {boolean} ended the run */
+export function spanWords(finding, ended) {
   if (!finding.onset_step) return finding.onset_ms ? timeOfDay(finding.onset_ms) : '';
   const since = `step ${count(finding.onset_step)}`;
   if (finding.ended_step) return `steps ${count(finding.onset_step)}–${count(finding.ended_step)}`;
-  return finding.state === 'recovered' ? `from ${since}` : `${since} – now`;
+  return finding.state === 'recovered' ? `from ${since}` : `${since} – ${ended ? 'end' : 'now'}`;
 }
 
-/** Findings as rows, victims grouped under their culprit. @param {{findings: Finding[], run: string}} props */
-export function FindingsTable({ findings, run }) {
+/** Findings as rows, victims grouped under their culprit. @param {{findings: Finding[], run: string, ended: boolean}} props */
+export function FindingsTable({ findings, run, ended }) {
   const culprits = findings.filter(
     (one) => one.explained_by === null || !findings.some((other) => other.id === one.explained_by),
   );
@@ -344,16 +344,18 @@ export function FindingsTable({ findings, run }) {
       t.tbody(
         null,
         culprits.flatMap((one) => [
-          el(FindingRow, { key: one.id, finding: one, run, victim: false }),
-          ...victims(one).map((victim) => el(FindingRow, { key: victim.id, finding: victim, run, victim: true })),
+          el(FindingRow, { key: one.id, finding: one, run, ended, victim: false }),
+          ...victims(one).map((victim) =>
+            el(FindingRow, { key: victim.id, finding: victim, run, ended, victim: true }),
+          ),
         ]),
       ),
     ),
   );
 }
 
-/** @param {{finding: Finding, run: string, victim: boolean}} props */
-function FindingRow({ finding, run, victim }) {
+/** @param {{finding: Finding, run: string, ended: boolean, victim: boolean}} props */
+function FindingRow({ finding, run, ended, victim }) {
   return t.tr(
     { class: victim ? 'victim' : '' },
     t.td(null, el(Severity, { severity: finding.severity })),
@@ -362,15 +364,15 @@ function FindingRow({ finding, run, victim }) {
       victim ? t.span({ class: 'faint' }, 'because of it: ') : null,
       t.a({ href: runPath(run, 'findings', String(finding.id)) }, finding.what),
     ),
-    t.td({ class: 'nowrap' }, spanWords(finding)),
-    t.td(null, words(finding.state)),
+    t.td({ class: 'nowrap' }, spanWords(finding, ended)),
+    t.td(null, ended && finding.state === 'open' ? 'At the end' : words(finding.state)),
     t.td(
       { class: 'num' },
       finding.cost_throughput_ratio === null
         ? t.span({ class: 'faint' }, 'not known')
         : percent(finding.cost_throughput_ratio),
     ),
-    t.td({ class: 'num nowrap' }, el(Ago, { ms: finding.updated_ms })),
+    t.td({ class: 'num nowrap' }, el(When, { ms: finding.updated_ms, ended })),
   );
 }
 

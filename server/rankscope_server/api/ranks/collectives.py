@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ from rankscope_server.api.ranks.thinned import thinned_of
 from rankscope_server.ingest.operations import OperationKey, OperationSum
 from rankscope_server.store import tables
 from rankscope_server.store.operations import sum_of_row
-from rankscope_server.text import duration_text
+from rankscope_server.text import duration_text, group_text
 
 MAX_ROWS = 500
 _ENQUEUED_NS = 100_000  # a wait that a host enqueues for its device returns sooner
@@ -40,17 +40,21 @@ def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> 
     first, last = _steps(connection, run, counted, sums)
     thinned = thinned_of(connection, replace(counted, lo=first, hi=last), run.world_size)
     num_whole = max((last - first + 1) * (1 - thinned.share), 1)
-    members, on_device = _groups(connection, run, attempt)
+    groups = _groups(connection, run, attempt)
     rows = []
     for key, value in sums.by_key.items():
-        num_ranks = members.get(key.group)
+        group = groups.get(key.group)
+        num_ranks = None if group is None else len(group.ranks)
         ranks = 1 if wanted.rank is not None else (num_ranks or run.world_size or 1)
-        is_known = key.group not in on_device or value.blocked_ns > _ENQUEUED_NS * value.count
+        is_known = (
+            group is None or not group.is_on_device or value.blocked_ns > _ENQUEUED_NS * value.count
+        )
         exposed = value.blocked_ns / 1e6 / num_whole / ranks
         rows.append(
             CollectiveRow(
                 operation=key.operation,
                 group=key.group,
+                group_text="" if group is None else group.text,
                 num_ranks=num_ranks,
                 size_bytes=key.size_bytes,
                 count=value.count,
@@ -131,18 +135,29 @@ def _steps(
     return max(begin or 1, lo or 1), last
 
 
-def _groups(
-    connection: sa.Connection, run: sa.Row[Any], attempt: int
-) -> tuple[dict[str, int], set[str]]:
-    """Return how many members each group has, and the groups whose members' devices wait."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A process group."""
+
+    ranks: list[int]
+    text: str
+    is_on_device: bool  # the devices of its members wait, not their hosts
+
+
+def _groups(connection: sa.Connection, run: sa.Row[Any], attempt: int) -> dict[str, _Group]:
+    """Return the process groups of an attempt by their names."""
     table = tables.process_group.c
     rows = connection.execute(
-        sa.select(table.group, table.ranks, table.backend).where(
+        sa.select(table.group, table.ranks, table.backend, table.description).where(
             table.run_id == run.run_id, table.attempt == attempt
         )
-    ).all()
-    members = {row.group: len(json.loads(row.ranks)) for row in rows}
-    return members, {row.group for row in rows if is_of_device(row.backend)}
+    )
+    found = {}
+    for row in rows:
+        ranks = json.loads(row.ranks)
+        text = group_text(ranks, run.world_size, row.description)
+        found[row.group] = _Group(ranks, text, is_of_device(row.backend))
+    return found
 
 
 def _text(rows: list[CollectiveRow], run: sa.Row[Any]) -> str:
@@ -157,5 +172,6 @@ def _text(rows: list[CollectiveRow], run: sa.Row[Any]) -> str:
     total = sum(row.exposed_ms_per_step or 0 for row in rows)
     return (
         f"{sum(row.count for row in rows):,} operations; the main thread waits "
-        f"{duration_text(total)} of a step for them, most in {first.operation} of {first.group}."
+        f"{duration_text(total)} of a step for them, most in {first.operation} of "
+        f"{first.group_text or f'group {first.group}'}."
     )

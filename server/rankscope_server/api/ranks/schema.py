@@ -124,6 +124,7 @@ class CollectiveRow(Schema, frozen=True):
 
     operation: str
     group: str
+    group_text: str
     num_ranks: int | None
     size_bytes: int
     count: int

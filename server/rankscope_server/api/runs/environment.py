@@ -109,7 +109,11 @@ def _text(
     elif len(ranks) == 1:
         text = f"One rank, {plural(len(common), 'fact')}."
     else:
-        text = f"All {len(ranks)} ranks agree on {plural(len(common), 'fact')}."
+        text = f"All {len(ranks)} ranks agree on {plural(len(common), 'fact')}"
+        if differences:
+            text += f"; {len(differences)} more differ" + "s" * (len(differences) == 1)
+            text += ", as they may" if len(differences) > 1 else ", as it may"
+        text += "."
     if missing:
         text += f" {rank_list(missing).capitalize()} sent none."
     return text
