@@ -28,7 +28,7 @@ from rankscope_server.api.ranks.schema import (
 )
 from rankscope_server.api.runs.schema import EnvironmentAnswer
 from rankscope_server.api.steps.queries import before_and_now, typical_range
-from rankscope_server.api.steps.schema import Budget, Map, MetricsAnswer, Throughput
+from rankscope_server.api.steps.schema import BesidePeers, Budget, Map, MetricsAnswer, Throughput
 from rankscope_server.findings.text import ms_text
 from rankscope_server.text import group_text
 from tests.server.conftest import Sender, TestClient, log_line, poster
@@ -40,6 +40,7 @@ PAGES = {
     "/findings": Findings,
     "/map": Map,
     "/throughput": Throughput,
+    "/ranks/0/steps": BesidePeers,
     "/budget": Budget,
     "/ranks": Ranks,
     "/ranks/0": RankDetail,
@@ -89,7 +90,7 @@ def test_a_run_that_only_began_has_every_page(sender: Sender, path: str) -> None
     sender.send(
         schema.RunStarted(attempt=0, rank=-1, time_ns=NOW, name="new", world_size=4),
     )
-    if path != "/ranks/0":
+    if not path.startswith("/ranks/0"):
         msgspec.convert(sender.get(path), PAGES[path], strict=True)
 
 
@@ -219,12 +220,45 @@ def test_pages_of_a_run_that_claims_a_far_rank_stay_small(sender: Sender) -> Non
     assert budget["rows"][0]["total_ms"] == 100
 
 
+def test_steps_of_a_rank_stand_beside_those_of_its_peers(seeded: Sender) -> None:
+    slow = seeded.get("/ranks/2/steps", **{"from": 1, "to": 100})
+    assert (slow["num_peers"], slow["bin"], slow["step"]) == (3, 1, list(range(1, 101)))
+    of_rank = [seeded.get("/cell", rank=rank, step=60)["own_work_ms"] for rank in range(4)]
+    assert slow["value_ms"][59] == pytest.approx(of_rank[2], abs=1e-3)
+    others = sorted(of_rank[:2] + of_rank[3:])
+    shown = [slow[f"peers_{name}_ms"][59] for name in ("lo", "median", "hi")]
+    assert shown == pytest.approx(others, abs=1e-3)
+    after = slice(45, 100)
+    assert min(slow["value_ms"][after]) > 1.3 * max(slow["peers_median_ms"][after])
+    assert slow["text"].startswith("Rank 2 takes ")
+    assert "its 3 peers" in slow["text"]
+    binned = seeded.get("/ranks/2/steps", **{"from": 1, "to": 100}, width=10)
+    assert (binned["bin"], binned["step"][1]) == (16, 17)
+    assert binned["worst_ms"][3] == max(slow["value_ms"][48:64])
+    assert binned["peers_lo_ms"][3] == min(slow["peers_lo_ms"][48:64])
+    newest = seeded.get("/ranks/2/steps")
+    assert newest["step"][-1] == 100
+    missing = seeded.client.get(f"/api/v1/runs/{seeded.run_id}/ranks/77/steps")
+    assert (missing.status_code, missing.json()["error"]["field"]) == (404, "rank")
+
+
+def test_a_rank_without_peers_stands_alone(sender: Sender) -> None:
+    seed_with(
+        poster(sender.client), run_id="run", steps=40, ranks=1, fault="none", ranks_per_node=1
+    )
+    alone = sender.get("/ranks/0/steps")
+    assert (alone["num_peers"], set(alone["peers_median_ms"])) == (0, {None})
+    assert alone["text"].endswith("no other rank has its role.")
+
+
 def test_collectives_are_counted_exactly(seeded: Sender) -> None:
     whole = seeded.get("/collectives")
     assert sum(row["count"] for row in whole["rows"]) == 4 * 100 * 3
     part = seeded.get("/collectives", rank=1, **{"from": 11, "to": 20})
     assert sum(row["count"] for row in part["rows"]) == 10 * 3
-    assert {(row["num_ranks"], row["group_text"]) for row in whole["rows"]} == {(4, "default: all 4 ranks")}
+    assert {(row["num_ranks"], row["group_text"]) for row in whole["rows"]} == {
+        (4, "default: all 4 ranks")
+    }
     assert whole["text"].endswith("of default: all 4 ranks.")
     raw = seeded.get("/collectives/records", rank=1, **{"from": 20, "to": 20}, limit=2)
     assert [row["sequence"] for row in raw["rows"]] == [60, 59]

@@ -69,6 +69,20 @@ def test_a_finding_is_on_one_screen(
     assert "a second signal agrees" in facts  # what "high" means stands on the page as well
 
 
+def test_a_slow_rank_is_drawn_beside_its_peers(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    finding = first_finding(site, SLOW)
+    watched = open_page(f"runs/{SLOW}/findings/{finding['id']}")
+    card = watched.page.locator(".card", has_text=f"Self time of rank {finding['ranks'][0]} beside")
+    card.locator(".series canvas").wait_for()
+    assert f"dashed: step {finding['onset_step']}" in card.inner_text()
+    label = card.get_by_role("img").get_attribute("aria-label")
+    assert label is not None
+    assert label.startswith("Self time, each step: ")
+    watched.check()
+
+
 @pytest.mark.parametrize("run", [SLOW, CRASH])
 def test_a_verdict_is_on_one_screen(open_page: Callable[..., Watched], run: str) -> None:
     one_screen(open_page(f"runs/{run}"), cost=".verdictcost")

@@ -138,6 +138,21 @@ export interface AuditRow {
   count: number;
 }
 
+/** Steps of one rank beside those of its peers; of a bin the median, `worst_ms` the longest. */
+export interface BesidePeers {
+  metric: string;
+  rank: number;
+  num_peers: number;
+  bin: number;
+  step: number[];
+  value_ms: (number | null)[];
+  worst_ms: (number | null)[];
+  peers_lo_ms: (number | null)[];
+  peers_median_ms: (number | null)[];
+  peers_hi_ms: (number | null)[];
+  text: string;
+}
+
 /** How fast bytes came in. */
 export interface BlobTaken {
   received_bytes: number;

@@ -21,18 +21,23 @@ function amount(unit, value) {
   return si(value, unit);
 }
 
-/** @typedef {{title: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean}} SeriesProps */
+/** `over` is drawn above the line and its band, in the colour of what is slow; `mark` is a place on x.
+ * @typedef {{title: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean, over?: (number | null)[], mark?: number | null, height?: number, note?: string}} SeriesProps */
 
 /** @param {SeriesProps} props */
 export function Series(props) {
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
-  const { title, x, low, high, line, unit } = props;
+  const { title, x, low, high, line, unit, over, height = HEIGHT } = props;
   const look = theme.value;
   useEffect(() => {
     const element = box.current;
     if (!element) return undefined;
-    const plot = new uPlot(options(props, element), /** @type {any} */ ([x, high, low, line ?? high]), element);
-    const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: HEIGHT }));
+    const plot = new uPlot(
+      options(props, element),
+      /** @type {any} */ ([x, high, low, line ?? high, ...(over ? [over] : [])]),
+      element,
+    );
+    const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height }));
     observer.observe(element);
     return () => {
       observer.disconnect();
@@ -40,17 +45,34 @@ export function Series(props) {
     };
   }, [x, look]);
   const known = high.filter((value) => value !== null);
-  const last = line ? line[line.length - 1] : high[high.length - 1];
+  const shown = over ?? line ?? high;
+  const last = shown[shown.length - 1];
   const summary = `${title}: ${amount(unit, last)} now, from ${amount(unit, Math.min(.../** @type {number[]} */ (low.filter((value) => value !== null))))} to ${amount(unit, Math.max(.../** @type {number[]} */ (known)))}`;
   return t.figure(
     { class: 'series' },
-    t.figcaption(null, t.b(null, title), t.span({ class: 'faint' }, amount(unit, last))),
+    t.figcaption(null, t.b(null, title), t.span({ class: 'faint' }, props.note ?? amount(unit, last))),
     t.div({ ref: box, role: 'img', 'aria-label': known.length > 0 ? summary : `${title}: no data` }),
   );
 }
 
+/** A dashed line over the whole height. @param {uPlot} plot @param {number} at @param {string} colour */
+function drawMark(plot, at, colour) {
+  const { ctx, bbox } = plot;
+  const x = Math.round(plot.valToPos(at, 'x', true)) + 0.5;
+  if (x < bbox.left || x > bbox.left + bbox.width) return;
+  ctx.save();
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = devicePixelRatio;
+  ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+  ctx.beginPath();
+  ctx.moveTo(x, bbox.top);
+  ctx.lineTo(x, bbox.top + bbox.height);
+  ctx.stroke();
+  ctx.restore();
+}
+
 /** @param {SeriesProps} props @param {HTMLElement} element @returns {import('uplot').Options} */
-function options({ unit, time, line }, element) {
+function options({ unit, time, line, over, mark, height = HEIGHT }, element) {
   const colours = tokens(element);
   const axis = {
     stroke: colours.fg3,
@@ -60,7 +82,7 @@ function options({ unit, time, line }, element) {
   };
   return {
     width: element.clientWidth,
-    height: HEIGHT,
+    height,
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
     scales: {
@@ -86,8 +108,10 @@ function options({ unit, time, line }, element) {
       {},
       { stroke: line ? 'transparent' : colours.accent, width: 1, points: { show: false } },
       { stroke: 'transparent', points: { show: false } },
-      { stroke: line ? colours.accent : 'transparent', width: 1.25, points: { show: false } },
+      { stroke: line ? (over ? colours.fg3 : colours.accent) : 'transparent', width: 1.25, points: { show: false } },
+      ...(over ? [{ stroke: colours['t-wait'], width: 1.75, points: { show: false } }] : []),
     ],
+    hooks: mark == null ? {} : { draw: [(plot) => drawMark(plot, mark, colours.mark)] },
     bands: [{ series: [1, 2], fill: colours.line }],
   };
 }

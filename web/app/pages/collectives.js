@@ -41,7 +41,7 @@ export function Page({ run, topic }) {
           Card,
           {
             title: 'By operation, group and size',
-            note: 'exposed: ms per step in which compute waited for it',
+            note: 'exposed: the time of a step in which compute waited for it',
             tools: t.a({ href: csvHref(path) }, 'CSV'),
           },
           el(CollectivesTable, { data, brief: false }),

@@ -6,6 +6,7 @@ import { count, dateTime, kindWords, percent, ranges, sentence, words } from '..
 import { setTitle } from '../page.js';
 import { CappedNote, Card, CopyButton, Empty, Problem, Severity, Skeleton, When } from '../parts/bits.js';
 import { Acknowledge, Explains, Reasons, report, spanWords } from '../parts/finding.js';
+import { Lazy } from '../parts/shell.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { useFindingKeys } from './overview.js';
@@ -13,8 +14,13 @@ import { useFindingKeys } from './overview.js';
 /** @typedef {import('../../types/api.js').FindingDetail} FindingDetail */
 /** @typedef {import('../../types/api.js').Findings} Findings */
 
+/** Whether steps of a rank say something about a finding. @param {FindingDetail} finding */
+function hasSteps(finding) {
+  return finding.ranks.length > 0 && finding.onset_step !== null && finding.cost_throughput_ratio !== null;
+}
+
 /** @param {import('../main.js').PageProps & {ended: boolean}} props */
-export function Page({ run, id, topic, ended }) {
+export function Page({ run, id, topic, overview, ended }) {
   const answer = /** @type {import('../api.js').Answer<FindingDetail>} */ (
     useApi(runPath(run, 'findings', id), { topic, on: ['findings', 'verdict', 'stacks', 'commands'] })
   );
@@ -53,7 +59,7 @@ export function Page({ run, id, topic, ended }) {
           t.p(
             { class: 'kicker' },
             el(Severity, { severity: finding.severity, text: kindWords(finding.kind) }),
-            t.span({ class: 'pill' }, finding.state),
+            t.span({ class: 'pill' }, ended && finding.state === 'open' ? 'at the end' : finding.state),
           ),
           t.h1({ id: 'verdict' }, finding.what),
           t.p({ class: 'why' }, sentence(finding.why)),
@@ -112,6 +118,14 @@ export function Page({ run, id, topic, ended }) {
         ),
       ),
     ),
+    hasSteps(finding)
+      ? el(Lazy, {
+          key: 'beside',
+          load: () => import('../parts/beside.js'),
+          pick: 'BesideCard',
+          props: { run, finding, lastStep: overview.data?.run.step ?? 0, topic },
+        })
+      : null,
     finding.kind === 'hang' ? el(Stacks, { finding, run }) : null,
     el(
       Card,

@@ -15,7 +15,11 @@ export function CollectivesCard({ run, topic }) {
   );
   return el(
     Card,
-    { title: 'Collectives', note: 'ms exposed per step', tools: t.a({ href: runPath(run, 'collectives') }, 'All') },
+    {
+      title: 'Collectives',
+      note: 'exposed: the time of a step in which compute waited for it',
+      tools: t.a({ href: runPath(run, 'collectives') }, 'All'),
+    },
     Loaded({
       answer,
       height: 150,
@@ -70,7 +74,7 @@ export function CollectivesTable({ data, brief }) {
             t.td({ class: 'num nowrap' }, duration(row.p50_ms)),
             t.td({ class: 'num nowrap' }, duration(row.p99_ms)),
             brief ? null : t.td({ class: 'num nowrap' }, duration(row.max_ms)),
-            t.td({ class: 'num' }, t.b(null, figure(row.exposed_ms_per_step))),
+            t.td({ class: 'num' }, t.b(null, duration(row.exposed_ms_per_step))),
             t.td(
               null,
               t.span(

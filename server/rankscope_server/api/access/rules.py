@@ -93,6 +93,7 @@ RULES: dict[str, Rule] = {
             "metrics",
             "ranks",
             "ranks/{rank}",
+            "ranks/{rank}/steps",
             "report",
             "samples",
             "throughput",

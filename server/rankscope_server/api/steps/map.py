@@ -209,16 +209,17 @@ def _early(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Array:
     onset = onset_step(run)
     if onset is not None and onset - lo >= 2 * WARM_UP_STEPS:
         hi = min(hi, onset - 1)
-    return _value(metric, load_range(connection, run.run_id, _planes_of(metric), lo, hi))
+    return own_part(metric, load_range(connection, run.run_id, planes_of(metric), lo, hi))
 
 
-def _planes_of(metric: str) -> tuple[str, ...]:
+def planes_of(metric: str) -> tuple[str, ...]:
+    """Return what has to be read for a metric."""
     blocked = f"{metric}_blocked"
     return (metric, blocked) if blocked in BLOCKED_METRICS else (metric,)
 
 
-def _value(metric: str, planes: dict[str, Array]) -> Array:
-    # What a rank works itself: waiting for peers inside a phase is not its own.
+def own_part(metric: str, planes: dict[str, Array]) -> Array:
+    """Return what a rank works itself: waiting for peers inside a phase is not its own."""
     blocked = planes.get(f"{metric}_blocked")
     return planes[metric] if blocked is None else planes[metric] - np.nan_to_num(blocked)
 
@@ -243,11 +244,11 @@ def _fold_steps(
         np.full(shape, np.nan, np.float32), np.zeros(shape, np.int32), np.zeros(columns, np.int64),
         set(),
     )  # fmt: skip
-    metrics = (*_planes_of(metric), STARTED)
+    metrics = (*planes_of(metric), STARTED)
     begin_at = max(first - HOLD_STEPS, 1) if held.num_rows else first  # a sample from before holds
     for start, planes in read_blocks(connection, run_id, metrics, begin_at, last):
         early = max(first - start, 0)
-        values = held.fill(_fit(_value(metric, planes), peers.height), early)[:, early:]
+        values = held.fill(_fit(own_part(metric, planes), peers.height), early)[:, early:]
         places = (np.arange(values.shape[1]) + start + early - first) // size
         at_once = max(1, CELLS_AT_ONCE // max(peers.height, 1))
         for begin in range(0, len(places), at_once):

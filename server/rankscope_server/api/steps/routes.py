@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from rankscope.wire.schema import MAX_RANK
 from rankscope_server.api.parameters import MAX_STEP, From, To, Width, items, one_of
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import onset_step, reading, run_row
 from rankscope_server.api.service import service_of
+from rankscope_server.api.steps import beside as beside_queries
 from rankscope_server.api.steps import budget as budget_queries
 from rankscope_server.api.steps import map as map_queries
 from rankscope_server.api.steps import queries as step_queries
 from rankscope_server.api.steps import series as series_queries
-from rankscope_server.api.steps.schema import Budget, Cell, Map, MetricsAnswer, Throughput
+from rankscope_server.api.steps.schema import (
+    BesidePeers,
+    Budget,
+    Cell,
+    Map,
+    MetricsAnswer,
+    Throughput,
+)
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["data"])
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
@@ -49,6 +57,22 @@ def cell(
     """Return the exact numbers of one rank in one step."""
     with reading(request, run) as (connection, row):
         body = map_queries.cell(connection, row, rank, step)
+    return send(request, body, [body])
+
+
+@router.get("/ranks/{rank}/steps", **documented(BesidePeers))
+def beside_peers(
+    request: Request,
+    run: str,
+    rank: Annotated[int, Path(ge=0, le=MAX_RANK)],
+    metric: Annotated[str, one_of(map_queries.MAP_METRICS)] = "own_work",
+    lo: From = None,
+    hi: To = None,
+    width: Width = 600,
+) -> Response:
+    """Return the steps of one rank beside those of its peers."""
+    with reading(request, run) as (connection, row):
+        body = beside_queries.beside_peers(connection, row, rank, metric, lo, hi, width)
     return send(request, body, [body])
 
 

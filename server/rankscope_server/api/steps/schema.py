@@ -87,6 +87,22 @@ class Cell(Schema, frozen=True):
     flags: list[str]
 
 
+class BesidePeers(Schema, frozen=True):
+    """Steps of one rank beside those of its peers; of a bin the median, `worst_ms` the longest."""
+
+    metric: str
+    rank: int
+    num_peers: int
+    bin: int
+    step: list[int]
+    value_ms: list[float | None]
+    worst_ms: list[float | None]
+    peers_lo_ms: list[float | None]
+    peers_median_ms: list[float | None]
+    peers_hi_ms: list[float | None]
+    text: str
+
+
 class Throughput(Schema, frozen=True):
     """Step times per bin of steps."""
 
