@@ -25,7 +25,7 @@ _MAX_USUAL_BLOCKS = 32
 _OUTPUT: dict[str, Literal["logging", "stdout", "stderr"]] = {
     "logging": "logging", "stdout": "stdout", "stderr": "stderr",
 }  # fmt: skip
-_FINDING = "finding"
+_OF_SERVER = frozenset({"finding", "event", "error"})  # records tell the analysis of these
 _LAST_BLOCKS = 16  # a program may say in a plain line why it leaves; they may be small
 _MAX_USUAL_RUNS = 3
 
@@ -57,8 +57,8 @@ def notable_lines(
         for index in np.flatnonzero(head.ids >> ID_BITS > (after_block or 0)).tolist():
             stream = streams[int(head.stream[index])]
             said_by = _OUTPUT.get(stream)
-            if said_by is None and (head.level[index] < _WARNING or stream == _FINDING):
-                continue  # an event, or what an analysis said before
+            if said_by is None and (head.level[index] < _WARNING or stream in _OF_SERVER):
+                continue
             yield LogLine(
                 attempt=int(head.attempt[index]),
                 rank=int(head.rank[index]),

@@ -23,7 +23,8 @@ _OF_LAUNCHERS = re.compile(
 _GIVES_REASON = re.compile(
     r"(?i)error|exception|fail|fatal|abort|invalid|illegal|cannot|can't|could not|unable|must |"
     r"not found|no such|missing|denied|refused|unknown|unrecognized|unexpected|usage:|"
-    r"not supported|unsupported|no space|out of memory|need(?:s|ed)? |require"
+    r"not supported|unsupported|no space|out of memory|need(?:s|ed)? |require|"
+    r"\b(?:is|are) (?:no|not) |\bdo(?:es)? not |\bknown \w+: |choose |allowed|expected|argument"
 )
 
 
@@ -44,7 +45,10 @@ class LastLines:
         if not line.message.strip() or _OF_LAUNCHERS.search(line.message):
             return
         text = line.message.rstrip()
-        newest = (line.time_ns, text if len(text) <= _MOST_TEXT else text[-_MOST_TEXT:])
+        if len(text) > _MOST_TEXT:  # of a traceback the end, of one long line its beginning
+            last = text.rpartition("\n")[2]
+            text = last[:_MOST_TEXT] if len(last) > _MOST_TEXT else text[-_MOST_TEXT:]
+        newest = (line.time_ns, text)
         if newest not in known:
             bisect.insort(known, newest)
             del known[:-most]

@@ -96,10 +96,11 @@ def _of_printed(window: Window, failure: Failure) -> Failure:
 
 
 def _is_news(window: Window, text: str) -> bool:
-    """Return whether a line is no known error, and not usual."""
-    if recognise_line(text) is not None:
+    """Return whether a line is not usual, and no known error but for one that is a cause."""
+    entry = recognise_line(text)
+    if entry is not None and (entry.role != "initiating" or entry.strength < _KNOWN):
         return False
-    row = window.lines.rows.get(f"? {template(text)}")
+    row = window.lines.rows.get(f"? {template(text)}" if entry is None else entry.id)
     return row is None or not _is_usual(window, row)
 
 
