@@ -224,7 +224,7 @@ function Legend({ map }) {
           t.span({ key: 'a' }, '−50 %, faster'),
           t.span({ key: 'b', class: 'rampbar', 'aria-hidden': 'true' }),
           t.span({ key: 'c' }, '+100 %, slower'),
-          t.span({ key: 'd', title: USUAL_TITLE }, `no colour: ${usualWords(map)}, usual here`),
+          t.span({ key: 'd', title: USUAL_TITLE }, `usual: ${usualWords(map)}`),
         ]
       : [
           t.span({ key: 'a' }, duration(map.value_lo)),
