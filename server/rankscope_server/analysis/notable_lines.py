@@ -25,7 +25,7 @@ _MAX_USUAL_BLOCKS = 32
 _OUTPUT: dict[str, Literal["logging", "stdout", "stderr"]] = {
     "logging": "logging", "stdout": "stdout", "stderr": "stderr",
 }  # fmt: skip
-_OF_SERVER = frozenset({"finding", "event", "error"})  # records tell the analysis of these
+_OF_SERVER = frozenset({"finding", "event", "error"})  # the analysis has their records
 _LAST_BLOCKS = 16  # a program may say in a plain line why it leaves; they may be small
 _MAX_USUAL_RUNS = 3
 
