@@ -72,7 +72,7 @@ def group_text(ranks: list[int], world_size: int, description: str = "") -> str:
     return members if description in _NO_NAMES else f"{description[:64]}: {members}"
 
 
-_NO_NAMES = ("", "default_pg", "undefined")  # PyTorch's own words
+_NO_NAMES = ("", "default_pg", "default", "undefined")  # PyTorch's own words, and older agents'
 
 
 def _members_text(ranks: list[int], world_size: int) -> str:

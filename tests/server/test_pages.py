@@ -256,10 +256,8 @@ def test_collectives_are_counted_exactly(seeded: Sender) -> None:
     assert sum(row["count"] for row in whole["rows"]) == 4 * 100 * 3
     part = seeded.get("/collectives", rank=1, **{"from": 11, "to": 20})
     assert sum(row["count"] for row in part["rows"]) == 10 * 3
-    assert {(row["num_ranks"], row["group_text"]) for row in whole["rows"]} == {
-        (4, "default: all 4 ranks")
-    }
-    assert whole["text"].endswith("of default: all 4 ranks.")
+    assert {(row["num_ranks"], row["group_text"]) for row in whole["rows"]} == {(4, "all 4 ranks")}
+    assert whole["text"].endswith("of all 4 ranks.")
     raw = seeded.get("/collectives/records", rank=1, **{"from": 20, "to": 20}, limit=2)
     assert [row["sequence"] for row in raw["rows"]] == [60, 59]
     assert raw["capped"] == {"shown": 2, "total": 3}
