@@ -34,6 +34,7 @@ import {
 /** @typedef {import('./cursor.js').Spot} Spot */
 /** @typedef {import('./cursor.js').View} View */
 
+const NAME_HEIGHT = 14; // of a lane's name; below the last lane stands what the axis shows
 const WIDTH_STEP = 32; // a window that is dragged wider asks again once per so many pixels
 
 /** The addresses that a map of a run reads. @param {string} run @param {{metric?: string, width: number, maxHeight: number, steps: [number, number] | null}} wish */
@@ -139,7 +140,7 @@ function Gutter({ map, plan, lanes, run }) {
   return t.div(
     { class: 'gutter', style: { height: `${plan.height}px` } },
     plan.bands.map((band) => {
-      const style = { top: `${band.y}px`, height: `${Math.max(14, band.height)}px` };
+      const style = { top: `${band.y}px`, height: `${Math.max(NAME_HEIGHT, band.height)}px` };
       if (band.kind === 'strip')
         return t.div(
           { key: 'strip', class: 'lanename strip', style },
@@ -160,7 +161,7 @@ function Gutter({ map, plan, lanes, run }) {
           ),
         );
       }
-      if (band.index % every !== 0 && every > 1) return null;
+      if (every > 1 && (band.index % every !== 0 || band.y + NAME_HEIGHT > plan.bottom)) return null;
       const row = map.rows[band.index];
       const usual = usualLevel(lanes.rows[band.index].cells, map, onset);
       const slow = usual !== null && map.unit === 'ratio' && usual > 127 && !isNeutral(usual, usualOf(map).stretch);
