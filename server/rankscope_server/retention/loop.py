@@ -43,6 +43,7 @@ FIRST_ROWS, MOST_ROWS = 64, 4_096
 TURN_SECONDS = 0.02  # what a batch that comes at the wrong moment waits longer
 _WAL_PAUSE_SECONDS = 0.5
 _COUNTING_SHARE = 5  # a page that is open counts again after so many times what it took
+_FULL_SECONDS = 5.0  # between two rounds on a full disk: what was live may go by then
 _SHARED_SECONDS = 5.0  # between two looks at what other processes were asked for
 ROUND, DELETION = "round", "deletion"  # what is asked for
 _NOT_COUNTED: tuple[float, Counted | None] = (0.0, None)  # until when a count holds, and it
@@ -205,6 +206,8 @@ class RetentionLoop:
                 log.error("retention failed", exc_info=error)
                 self._failed(f"{type(error).__name__}: {error}")
             self._disk.restore()
+            if self._disk.full():
+                due = min(due, time.monotonic() + _FULL_SECONDS)
             pause_s = max(0.0, due - time.monotonic())
             self._wake.wait(min(pause_s, _SHARED_SECONDS) if self._leases.is_shared else pause_s)
 
