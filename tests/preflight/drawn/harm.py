@@ -59,7 +59,8 @@ def _node(scene: Scene, number: int) -> Node:
     ]
     return Node(
         tuple(line.strip() for line in said("nft list ruleset").splitlines()),
-        said("ip -o address show | sed 's/valid_lft.*//'"),
+        # a new address is tentative for a second or two, whatever anyone does
+        said("ip -o address show | sed 's/ tentative//; s/valid_lft.*//'"),
         said("ip rule; ip route show table all | grep -v 'table local'"),
         tuple(said("cat /etc/hosts").splitlines()), said("hostname"), tuple(names),
         tuple(sorted(programs)),
