@@ -69,10 +69,15 @@ def group_text(ranks: list[int], world_size: int, description: str = "") -> str:
     Groups of parallel dimensions are ranges ("ranks 0 to 7") or combs ("8 ranks from 0, 4 apart").
     """
     members = _members_text(sorted(ranks), world_size)
-    return members if description in _NO_NAMES else f"{description[:64]}: {members}"
+    return members if description in NO_GROUP_NAMES else f"{description[:64]}: {members}"
 
 
-_NO_NAMES = ("", "default_pg", "default", "undefined")  # PyTorch's own words, and older agents'
+NO_GROUP_NAMES = (
+    "",
+    "default_pg",
+    "default",
+    "undefined",
+)  # PyTorch's own words, and older agents'
 
 
 def _members_text(ranks: list[int], world_size: int) -> str:

@@ -29,6 +29,7 @@ from rankscope_server.importers.profiler_waits import (
     union,
     waits,
 )
+from rankscope_server.text import NO_GROUP_NAMES
 
 Array = NDArray[Any]
 SOURCE = "PyTorch profiler"
@@ -98,7 +99,7 @@ def _groups(traces: Mapping[int, RankTrace]) -> dict[int, dict[str, tuple[int, .
 
 
 def _label(name: Any, description: Any) -> str:
-    text = "" if description in (None, "", "undefined", "default_pg") else f"{description} "
+    text = "" if description in (None, *NO_GROUP_NAMES) else f"{description} "
     return f"{text}{name}"[:256]
 
 

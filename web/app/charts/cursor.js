@@ -22,7 +22,9 @@ export function readSpot({ map, lanes }, { band, step }) {
   const level = lane.cells[column];
   const first = map.step_lo + column * map.bin;
   const last = Math.min(map.step_hi, first + map.bin - 1);
-  return { row, level, missing: lane.missing[column] / 255, first, last, time: timeAt(map, step) };
+  const usual = usualOf(map);
+  const isUsual = isNeutral(level, lane.stretch[column] ? usual.stretch : usual.cell); // as it is drawn
+  return { row, level, isUsual, missing: lane.missing[column] / 255, first, last, time: timeAt(map, step) };
 }
 
 /** A level as words: "+24 %", "at least +100 %", "no data". @param {MapData} map @param {number} level */
@@ -135,7 +137,7 @@ export function Cursor({ view, spot, brush, run }) {
       t.br(null),
       t.b(null, levelWords(map, read.level)),
       map.unit === 'ratio' && read.level !== MISSING
-        ? ` from ${referenceWords(map)}${isNeutral(read.level, usualOf(map).cell) ? ', as usual here' : ''}`
+        ? ` from ${referenceWords(map)}${read.isUsual ? ', as usual here' : ''}`
         : '',
       read.missing > 0 && read.level !== MISSING
         ? t.span({ class: 'faint' }, `, ${percent(read.missing)} without data`)

@@ -59,7 +59,7 @@ export function Ago({ ms }) {
   return t.time({ dateTime: new Date(ms).toISOString(), title: dateTime(ms) }, ago(ms, now.value));
 }
 
-/** When something was: how long ago in a run that goes on, the time in one that has ended. @param {{ms: number | null | undefined, ended: boolean}} props */
+/** The time of an event: relative while the run is live, absolute once it has ended. @param {{ms: number | null | undefined, ended: boolean}} props */
 export function When({ ms, ended }) {
   if (!ended || ms == null) return el(Ago, { ms });
   return t.time({ dateTime: new Date(ms).toISOString() }, dateTime(ms));
