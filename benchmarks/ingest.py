@@ -2,14 +2,15 @@
 
     python benchmarks/ingest.py                          # SQLite, detectors on, chunks of 5,000
     python benchmarks/ingest.py --no-detectors
-    python benchmarks/ingest.py --chunk 300 --events 1000000
+    python benchmarks/ingest.py --chunk 300 --events 1000000 [--apart]
     python benchmarks/ingest.py --database-url postgresql+psycopg://... --json
 
-A real server process takes batches as collectors of nodes of 8 ranks send them: per rank a chunk
-of collectives (all columns, two groups, sizes and waits as a sharded job has them) and one of the
-steps around them. Batches are made beforehand. Counted is the CPU time of the server process
-alone, from the first batch until every one is acknowledged and, with detectors, every run is
-looked at; the database of PostgreSQL is counted beside it.
+A real server process takes batches as collectors of nodes of 8 ranks send them: of each rank so
+many collectives (all columns, two groups, sizes and waits as a sharded job has them) and the steps
+around them, put into chunks by the collector's own code: one for several ranks where they are few
+(`--apart`: one for each rank). Batches are made beforehand. Counted is the CPU time of the server
+process alone, from the first batch until every one is acknowledged and, with detectors, every run
+is looked at; the database of PostgreSQL is counted beside it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rankscope.node.columns import RankEvents, chunks_of
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column, encode_chunk
+from rankscope.wire.chunk import Column
 from rankscope.wire.zstd import pack
 from tests.ports import free_port
 
@@ -54,7 +56,8 @@ class Result:
     cores: int
     database: str
     detectors: bool
-    events_per_chunk: int
+    events_per_chunk: int  # of a rank
+    ranks_together: bool  # several ranks in one chunk, where a collector does that
     ranks: int
     events: int
     bytes_sent_per_event: float = 0.0
@@ -185,13 +188,10 @@ class Job:
         ]  # fmt: skip
 
 
-def chunk_of(kind: str, rank: int, columns: dict[str, Column]) -> schema.Chunk:
-    """Return the chunk as a collector encodes it; the server computes its index fields."""
+def events_of(kind: schema.ChunkKind, rank: int, columns: dict[str, Column]) -> RankEvents:
+    """Return what a collector has read of a rank."""
     count = len(next(iter(columns.values())))
-    return schema.Chunk(
-        kind=kind, attempt=0, rank=rank, host=f"node-{rank // RANKS_PER_NODE}", count=count,
-        time_lo_ns=0, time_hi_ns=0, step_lo=0, step_hi=0, data=encode_chunk(columns),
-    )  # fmt: skip
+    return RankEvents(kind, 0, rank, f"node-{rank // RANKS_PER_NODE}", columns, count)
 
 
 def body_of(
@@ -212,7 +212,13 @@ def body_of(
 
 
 def bodies(
-    job: Job, run: str, num_windows: int, events_per_chunk: int, start_ns: int
+    job: Job,
+    run: str,
+    num_windows: int,
+    events_per_chunk: int,
+    start_ns: int,
+    *,
+    are_together: bool = True,
 ) -> Iterator[list[bytes]]:
     """Yield the bodies of all nodes, window by window; the first ones hold the registrations."""
     for window in range(num_windows):
@@ -220,12 +226,16 @@ def bodies(
         step_lo, step_hi = first // PER_STEP + 1, (first + events_per_chunk) // PER_STEP
         row = []
         for node in range(job.num_ranks // RANKS_PER_NODE):
-            chunks = []
+            events = []
             for rank in range(node * RANKS_PER_NODE, (node + 1) * RANKS_PER_NODE):
                 columns = job.collectives(rank, first, events_per_chunk, start_ns)
-                chunks.append(chunk_of("collectives", rank, columns))
+                events.append(events_of("collectives", rank, columns))
                 steps = job.steps(step_lo, step_hi - step_lo + 1, start_ns)
-                chunks.append(chunk_of("steps", rank, steps))
+                events.append(events_of("steps", rank, steps))
+            if are_together:
+                chunks = chunks_of(events)
+            else:
+                chunks = [chunk for one in events for chunk in chunks_of([one])]
             now_ns = start_ns + step_hi * STEP_NS
             records = job.states(node, step_hi, now_ns)
             if window == 0:
@@ -366,6 +376,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=5_000, help="collectives in a chunk")
     parser.add_argument("--events", type=int, default=4_000_000)
     parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--apart", action="store_true", help="a chunk for each rank")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-detectors", dest="detectors", action="store_false")
     parser.add_argument("--database-url", default="")
@@ -375,12 +386,15 @@ def main() -> None:
     result = Result(
         cores=os.cpu_count() or 0,
         database=options.database_url.partition("+")[0].partition(":")[0] or "sqlite",
-        detectors=options.detectors, events_per_chunk=options.chunk, ranks=options.ranks,
+        detectors=options.detectors, events_per_chunk=options.chunk,
+        ranks_together=not options.apart, ranks=options.ranks,
         events=windows * options.ranks * options.chunk,
     )  # fmt: skip
     for number in range(options.rounds):
         job, start_ns = Job(options.ranks), time.time_ns() - windows * options.chunk // 20 * STEP_NS
-        rows = list(bodies(job, f"ingest-{number}", windows, options.chunk, start_ns))
+        made = bodies(job, f"ingest-{number}", windows, options.chunk, start_ns,
+                      are_together=not options.apart)  # fmt: skip
+        rows = list(made)
         sent = sum(len(body) for row in rows for body in row)
         result.bytes_sent_per_event = round(sent / result.events, 2)
         measure(options, result, rows)

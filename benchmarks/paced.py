@@ -38,10 +38,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from ingest import PER_STEP, RANKS_PER_NODE, STEP_NS, Job, Server, body_of, chunk_of
+from ingest import PER_STEP, RANKS_PER_NODE, STEP_NS, Job, Server, body_of, events_of
 
+from rankscope.node.columns import RankEvents, chunks_of
 from rankscope.wire import schema, thinning
-from rankscope.wire.chunk import Column, decode_chunk, encode_chunk
+from rankscope.wire.chunk import Column, by_rank, decode_chunk
 
 SENDERS = 128  # threads, each with a connection as a collector has
 HEADERS = {
@@ -144,13 +145,13 @@ class Template:
     def _chunks_of(self, node: int, window: int) -> list[schema.Chunk]:
         first = window * self.per_window
         step_lo, steps = first // PER_STEP + 1, self.per_window // PER_STEP
-        chunks = []
+        events = []
         for rank in range(node * RANKS_PER_NODE, (node + 1) * RANKS_PER_NODE):
             columns = self.job.collectives(rank, first, self.per_window, self.start_ns)
-            chunks.append(chunk_of("collectives", rank, self._at_speed(columns)))
+            events.append(events_of("collectives", rank, self._at_speed(columns)))
             columns = self.job.steps(step_lo, steps, self.start_ns)
-            chunks.append(chunk_of("steps", rank, self._at_speed(columns)))
-        return chunks
+            events.append(events_of("steps", rank, self._at_speed(columns)))
+        return chunks_of(events)
 
     def _at_speed(self, columns: dict[str, Column]) -> dict[str, Column]:
         """Return columns of a job that does all so many times as fast."""
@@ -172,8 +173,12 @@ class Template:
         chunks = self.chunks[place][node.number]
         if rounds or node.levels:
             steps = rounds * self.windows * self.per_window // PER_STEP
-            later = [moved(chunk, steps, self.step_ns, node) for chunk in chunks]
-            chunks = [chunk for chunk in later if chunk is not None]
+            later = [
+                moved(events_of(chunk.kind, rank, columns), steps, self.step_ns, node)
+                for chunk in chunks
+                for rank, columns in by_rank(chunk.rank, decode_chunk(chunk.data))
+            ]
+            chunks = chunks_of([events for events in later if events is not None])
         step = self.step(window)
         now_ns = self.start_ns + step * self.step_ns
         level = node.level(step)
@@ -190,19 +195,19 @@ class Template:
         return body_of(run, node.number, window + 1, records, chunks, made_ns), count
 
 
-def moved(chunk: schema.Chunk, steps: int, step_ns: int, node: Node) -> schema.Chunk | None:
-    """Return a chunk as it would be some steps later; None where all of it is thinned."""
-    columns = decode_chunk(chunk.data)
+def moved(events: RankEvents, steps: int, step_ns: int, node: Node) -> RankEvents | None:
+    """Return events as they would be some steps later; None where all of them are thinned."""
+    kind, columns = events.kind, events.columns
     shift_ns = steps * step_ns
-    time_column = "arrived_ns" if chunk.kind == "collectives" else "started_ns"
+    time_column = "arrived_ns" if kind == "collectives" else "started_ns"
     columns["step"] = np.asarray(columns["step"]) + steps
     columns[time_column] = np.asarray(columns[time_column]) + shift_ns
-    if chunk.kind == "collectives":
+    if kind == "collectives":
         on_node = np.char.startswith(np.array(list(columns["group"])), "node")
         columns["sequence"] = np.asarray(columns["sequence"]) + steps * np.where(on_node, 4, 16)
     if node.levels:
         is_whole = node.is_whole(np.asarray(columns["step"]))
-        if chunk.kind == "steps":
+        if kind == "steps":
             columns["flags"] = np.asarray(columns["flags"]) | schema.STEP_THINNED * ~is_whole
         elif not is_whole.any():
             return None
@@ -212,8 +217,7 @@ def moved(chunk: schema.Chunk, steps: int, step_ns: int, node: Node) -> schema.C
                 else np.array(list(values))[is_whole].tolist()
                 for name, values in columns.items()
             }  # fmt: skip
-            chunk = msgspec.structs.replace(chunk, count=int(is_whole.sum()))
-    return msgspec.structs.replace(chunk, data=encode_chunk(columns))
+    return events_of(kind, events.rank, columns)
 
 
 class Collectors:

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from rankscope.wire import chunk, zstd
 from rankscope.wire.chunk import (
     ChunkError,
+    by_rank,
     chunk_count,
+    chunk_ranks,
     decode_chunk,
     decode_chunks,
     encode_chunk,
+    encode_ranks,
 )
 from rankscope.wire.chunk_dictionary import DICTIONARY
 from rankscope.wire.schema import CHUNK_COLUMNS, STRING_COLUMNS
@@ -156,7 +159,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch
 
 def test_the_shared_words_are_those_of_this_format() -> None:
     changed = "stored chunks become unreadable: a changed dictionary is a new format version"
-    assert (chunk.FORMAT_VERSION, zlib.crc32(DICTIONARY)) == (2, 0x28D4FA12), changed
+    assert (chunk.MAGIC, zlib.crc32(DICTIONARY)) == (b"RSC2", 0x28D4FA12), changed
 
 
 def test_an_older_format_is_named() -> None:
@@ -259,3 +262,82 @@ def test_many_chunks_are_read_as_one_by_one(sizes: list[tuple[int, int]]) -> Non
             alone = decode_chunk(one, only)
             assert list(columns) == list(alone)
             assert all(list(columns[name]) == list(alone[name]) for name in alone)
+
+
+# --- several ranks in one --------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(st.integers(64, 127), st.tuples(st.integers(1, 40), st.integers(0, 3)),
+                    min_size=2, max_size=9)
+)  # fmt: skip
+def test_ranks_together_are_read_as_each_alone(sizes: dict[int, tuple[int, int]]) -> None:
+    """Of other lengths, widths and words."""
+    of_ranks: dict[int, dict[str, Any]] = {}
+    for rank, (count, exponent) in sizes.items():
+        numbers = np.random.default_rng(rank).integers(-9, 300**exponent + 1, count)
+        of_ranks[rank] = {
+            "arrived_ns": numbers.cumsum() * 1_000, "duration_ns": numbers * 1_000,
+            "returned_ns": numbers * 1_000 + 5_000, "sequence": np.arange(count) + rank,
+            "group": [f"group{number % 3}-{rank % 4}" for number in numbers.tolist()],
+            "cpu_ratio": numbers.astype(np.float32) / 3,
+        }  # fmt: skip
+    data = encode_ranks(of_ranks)
+    assert chunk_count(data) == sum(count for count, _ in sizes.values())
+    assert chunk_ranks(data) == {rank: sizes[rank][0] for rank in sorted(sizes)}
+    single = encode_chunk(of_ranks[max(sizes)])  # decoded beside it, of another form
+    for only in (None, frozenset({"group", "returned_ns", chunk.RANK})):
+        alone, together, again = decode_chunks([single, data, data], only)
+        assert chunk.RANK not in alone
+        read = dict(by_rank(-1, together))
+        assert list(read) == sorted(sizes)
+        for rank, columns in read.items():
+            expected = decode_chunk(encode_chunk(of_ranks[rank]), only)
+            assert list(columns) == list(expected)
+            assert all(list(columns[name]) == list(expected[name]) for name in expected)
+        assert all(list(again[name]) == list(together[name]) for name in together)
+    assert next(iter(by_rank(7, alone)))[0] == 7
+    assert chunk_ranks(single) == {}
+
+
+@pytest.mark.parametrize("ranks", [(3,), (63, 64), (-1, 0)])
+def test_only_ranks_of_one_block_are_put_together(ranks: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="not several of one block of 64"):
+        encode_ranks({rank: {"step": np.arange(2)} for rank in ranks})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "counts", "reason"),
+    [
+        ([2, 1], [2, 1], "not several of one block"),
+        ([1, 1], [2, 1], "not several of one block"),
+        ([1], [3], "not several of one block"),
+        ([1, 64], [2, 1], "not several of one block"),
+        ([1, 2], [3], "counts of the ranks"),
+        ([1, 2], [3, 0], "counts of the ranks"),
+        ([1, 2], [2, 2], "counts of the ranks"),
+        ([1, 2, 3], [1, 1, 1], "lists of the header differ in length"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(ranks: list[int], counts: list[int], reason: str) -> None:
+    fields: dict[str, Any] = {
+        "names": "step", "forms": b"\0", "widths": b"\0", "bases": [7, 9], "slopes": [0, 0],
+        "words": [], "ranks": [1, 2], "counts": [2, 1],
+    }  # fmt: skip
+    sound = decode_chunk(b"RSC3" + header_only(fields)[4:])
+    assert list(sound["step"]) == [7, 7, 9]
+    assert list(sound[chunk.RANK]) == [1, 1, 2]
+    with pytest.raises(ChunkError, match=reason):
+        decode_chunk(b"RSC3" + header_only(fields | {"ranks": ranks, "counts": counts})[4:])
+
+
+def test_a_rank_more_costs_less_than_a_chunk_more() -> None:
+    of_ranks = {rank: columns(300, seed=rank) for rank in range(8)}
+    apart = sum(len(encode_chunk(one)) for one in of_ranks.values())
+    assert len(encode_ranks(of_ranks)) < 0.97 * apart
+
+
+@given(damaged(encode_ranks({1: columns(40), 2: columns(30, seed=1)}), reach=400))
+def test_damaged_chunks_of_ranks_are_refused_or_read(data: bytes) -> None:
+    with contextlib.suppress(ChunkError):
+        assert isinstance(decode_chunk(data), dict)

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import inspect
 
 from rankscope.wire import schema, zstd
-from rankscope.wire.chunk import MAGIC, encode_chunk
+from rankscope.wire.chunk import MAGIC, encode_chunk, encode_ranks
 from rankscope.wire.chunk_dictionary import DICTIONARY
 
 NOW_NS = 1_790_000_000_000_000_000
@@ -57,7 +57,8 @@ def sound_batch(run_id: str, producer: str, sequence: int) -> dict[str, Any]:
         "schema_version": schema.SCHEMA_VERSION, "run_id": run_id, "producer": producer,
         "sequence": sequence, "host": "node-a", "sent_ns": NOW_NS,
         "records": [sound_record(kind) for kind in schema.RECORD_KINDS],
-        "chunks": [sound_chunk(kind) for kind in schema.CHUNK_COLUMNS],
+        "chunks": [sound_chunk(kind) for kind in schema.CHUNK_COLUMNS]
+        + [chunk_of_ranks(kind) for kind in ("collectives", "steps")],
     }  # fmt: skip
 
 
@@ -102,6 +103,12 @@ def sound_chunk(kind: str, rank: int = 0) -> dict[str, Any]:
         "time_lo_ns": NOW_NS, "time_hi_ns": NOW_NS, "step_lo": 1, "step_hi": EVENTS,
         "data": encode_chunk(sound_columns(kind)),
     }  # fmt: skip
+
+
+def chunk_of_ranks(kind: str) -> dict[str, Any]:
+    """Return a chunk of three ranks."""
+    data = encode_ranks({rank: sound_columns(kind) for rank in (1, 2, 5)})
+    return sound_chunk(kind, rank=1) | {"count": 3 * EVENTS, "data": data}
 
 
 def sound_columns(kind: str) -> dict[str, Any]:

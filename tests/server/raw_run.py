@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column, encode_chunk
+from rankscope.wire.chunk import Column, encode_chunk, encode_ranks
 
 BEGIN_NS = 1_700_000_000 * 10**9
 US, MS = 1_000, 1_000_000
@@ -222,15 +223,20 @@ def _add_records(
 
 
 def batches_of(run: RawRun, seed: int) -> list[tuple[list[Any], list[schema.Chunk]]]:
-    """Return (records, chunks) of batches: cut at random places, in random order."""
+    """Return (records, chunks) of batches: cut at random places, in random order.
+
+    Of the ranks of a host some are put into one chunk.
+    """
     rng = random.Random(seed)
     parts: list[tuple[list[Any], list[schema.Chunk]]] = []
-    for key, events in _by(run.collectives, lambda one: (one.attempt, one.rank)).items():
-        rng.shuffle(events)  # a chunk may hold any steps
-        parts += [([], [collective_chunk(key, cut)]) for cut in _cuts(rng, events)]
-    for key, steps in _by(run.steps, lambda one: (one.attempt, one.rank)).items():
-        rng.shuffle(steps)
-        parts += [([], [step_chunk(key, cut)]) for cut in _cuts(rng, steps)]
+    for events, kind in ((run.collectives, "collectives"), (run.steps, "steps")):
+        for (attempt, _), mine in _by(events, lambda one: (one.attempt, one.rank % 2)).items():
+            cuts = []
+            for rank, of_rank in _by(mine, lambda one: one.rank).items():
+                rng.shuffle(of_rank)  # a chunk may hold any steps
+                cuts += [(rank, cut) for cut in _cuts(rng, of_rank)]
+            rng.shuffle(cuts)
+            parts += [([], [_chunk_of(kind, attempt, some)]) for some in _together(rng, cuts)]
     for host, rows in _by(run.samples, lambda one: one.host).items():
         parts += [([], [sample_chunk(host, cut)]) for cut in _cuts(rng, rows)]
     records = [*run.logs, *run.errors, *run.metrics, *run.losses]
@@ -259,7 +265,36 @@ def _cuts(rng: random.Random, events: list[Any]) -> list[list[Any]]:
     return [events[lo:hi] for lo, hi in itertools.pairwise(bounds) if hi > lo]
 
 
+def _together(rng: random.Random, cuts: list[tuple[int, list[Any]]]) -> list[dict[int, list[Any]]]:
+    """Return events by rank, as they are put into chunks: of each rank once."""
+    found: list[dict[int, list[Any]]] = []
+    for rank, events in cuts:
+        fitting = [one for one in found if rank not in one]
+        if fitting and rng.random() < 0.6:
+            rng.choice(fitting)[rank] = events
+        else:
+            found.append({rank: events})
+    return found
+
+
+def _chunk_of(kind: str, attempt: int, of_ranks: dict[int, list[Any]]) -> schema.Chunk:
+    make = collective_chunk if kind == "collectives" else step_chunk
+    if len(of_ranks) == 1:
+        ((rank, events),) = of_ranks.items()
+        return make((attempt, rank), events)
+    columns = _collective_columns if kind == "collectives" else _step_columns
+    by_rank = {rank: columns(of_ranks[rank]) for rank in sorted(of_ranks)}
+    first = min(of_ranks)
+    one = make((attempt, first), [event for events in of_ranks.values() for event in events])
+    return msgspec.structs.replace(one, data=encode_ranks(by_rank))
+
+
 def collective_chunk(key: tuple[int, int], events: list[Collective]) -> schema.Chunk:
+    columns = _collective_columns(events)
+    return _chunk("collectives", key, HOSTS[key[1] % 2], "arrived_ns", columns)
+
+
+def _collective_columns(events: list[Collective]) -> dict[str, Column]:
     fill = np.zeros(len(events), np.int64)
     columns: dict[str, Column] = {name: fill - 1 for name in schema.COLLECTIVE_COLUMNS}
     columns |= {
@@ -271,10 +306,14 @@ def collective_chunk(key: tuple[int, int], events: list[Collective]) -> schema.C
         **{name: ["x"] * len(events) for name in
            ("dtype", "reduce_op", "call_site", "issued_by", "ended_by")},
     }  # fmt: skip
-    return _chunk("collectives", key, HOSTS[key[1] % 2], "arrived_ns", columns)
+    return columns
 
 
 def step_chunk(key: tuple[int, int], events: list[Step]) -> schema.Chunk:
+    return _chunk("steps", key, HOSTS[key[1] % 2], "started_ns", _step_columns(events))
+
+
+def _step_columns(events: list[Step]) -> dict[str, Column]:
     columns: dict[str, Column] = {
         name: np.zeros(len(events), np.int64) for name in schema.STEP_COLUMNS
     }
@@ -286,7 +325,7 @@ def step_chunk(key: tuple[int, int], events: list[Step]) -> schema.Chunk:
         "backward_blocked_ns": _column(events, "blocked_ns"),
         "num_collectives": np.ones(len(events), np.int64),
     }  # fmt: skip
-    return _chunk("steps", key, HOSTS[key[1] % 2], "started_ns", columns)
+    return columns
 
 
 def sample_chunk(host: str, rows: list[Sample]) -> schema.Chunk:

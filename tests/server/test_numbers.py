@@ -75,7 +75,7 @@ def raw_runs(draw: st.DrawFn) -> RawRun:
         spans.append((begin, end))
         begin = draw(st.integers(spans[0][0], end + 1))
     return make_run(
-        seed=draw(st.integers(0, 1 << 20)), ranks=draw(st.integers(1, 4)), spans=spans,
+        seed=draw(st.integers(0, 1 << 20)), ranks=draw(st.integers(1, 5)), spans=spans,
         per_step=draw(st.integers(0, 4)), repeats=draw(st.integers(0, 3)),
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from rankscope.wire import schema
+from rankscope.wire.chunk import BLOCK_RANKS, Column, decode_chunk, encode_chunk, encode_ranks
 from rankscope_server.analysis.state import RunState
 from tests.simulator.records import Item
 
@@ -36,6 +37,45 @@ def deliver(
         found.append((when, what))
         if chance.random() < doubled:
             found.append((when + int(chance.integers(1, LATE_NS)), what))
+    return sorted(found, key=lambda item: item[0])
+
+
+def together(items: Iterable[Item]) -> list[Item]:
+    """Return items with the chunks of a host's ranks put into one, as its collector does.
+
+    All chunks are encoded and read again.
+    """
+    found: list[Item] = []
+    waiting: dict[tuple[str, str, int], dict[int, tuple[int, schema.Chunk]]] = {}
+    columns_of: dict[int, dict[str, Column]] = {}
+
+    def put(key: tuple[str, str, int]) -> None:
+        taken = waiting.pop(key)
+        chunks = [taken[rank][1] for rank in sorted(taken)]
+        of_ranks = {chunk.rank: columns_of.pop(id(chunk)) for chunk in chunks}
+        data = encode_ranks(of_ranks) if len(chunks) > 1 else encode_chunk(*of_ranks.values())
+        joined = msgspec.structs.replace(
+            chunks[0], count=sum(chunk.count for chunk in chunks),
+            time_lo_ns=min(chunk.time_lo_ns for chunk in chunks),
+            time_hi_ns=max(chunk.time_hi_ns for chunk in chunks),
+            step_lo=min(chunk.step_lo for chunk in chunks),
+            step_hi=max(chunk.step_hi for chunk in chunks), data=data,
+        )  # fmt: skip
+        arrival = max(arrival for arrival, _ in taken.values())
+        found.append((arrival, (joined, decode_chunk(data))))
+
+    for arrival, what in items:
+        if not isinstance(what, tuple) or what[0].rank < 0:
+            found.append((arrival, what))
+            continue
+        chunk, columns = what
+        key = (chunk.kind, chunk.host, chunk.rank // BLOCK_RANKS)
+        if chunk.rank in waiting.get(key, {}):
+            put(key)
+        waiting.setdefault(key, {})[chunk.rank] = (arrival, chunk)
+        columns_of[id(chunk)] = dict(columns)
+    for key in list(waiting):
+        put(key)
     return sorted(found, key=lambda item: item[0])
 
 

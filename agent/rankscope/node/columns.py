@@ -1,29 +1,89 @@
-"""From slots of a ring to the columns of a chunk. Pure numpy; nothing in a slot is trusted."""
+"""From slots of rings to chunks. Pure numpy; nothing in a slot is trusted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column, encode_chunk
+from rankscope.wire.chunk import BLOCK_RANKS, Column, Words, encode_chunk, encode_ranks
 
+MAX_EVENTS_OF_RANKS = 16_384  # of a chunk of several ranks: who reads one rank reads all of it
 _MAX_NS = 1 << 61  # what the server takes, with room for sums
 _FUTURE_NS = 3600 * 10**9
 _MAX_STEP = 1 << 31
+_TIME_COLUMNS = {"collectives": "arrived_ns", "steps": "started_ns"}
 
 
-def collective_chunk(
+@dataclass(frozen=True, slots=True)
+class RankEvents:
+    """What was read of one rank, of one kind."""
+
+    kind: schema.ChunkKind
+    attempt: int
+    rank: int
+    host: str
+    columns: dict[str, Column]
+    num_events: int
+
+
+def chunks_of(events: Iterable[RankEvents]) -> list[schema.Chunk]:
+    """Return events as chunks: those of ranks that are near each other and few together."""
+    chunks, near = [], _Near()
+    for one in sorted(events, key=lambda one: (one.kind, one.attempt, one.rank)):
+        if not near.takes(one):
+            chunks.append(near.chunk())
+            near = _Near()
+        near.add(one)
+    return [*chunks, near.chunk()] if near.of_ranks else chunks
+
+
+class _Near:
+    """Events that are to be one chunk."""
+
+    def __init__(self) -> None:
+        self.of_ranks: dict[int, RankEvents] = {}
+        self._num_events = 0
+        self._form: tuple[object, ...] = ()
+
+    def takes(self, events: RankEvents) -> bool:
+        """Return whether these may be in it, too."""
+        if not self.of_ranks:
+            return True
+        is_few = self._num_events + events.num_events <= MAX_EVENTS_OF_RANKS
+        return is_few and _form(events) == self._form and events.rank not in self.of_ranks
+
+    def add(self, events: RankEvents) -> None:
+        self.of_ranks[events.rank] = events
+        self._num_events += events.num_events
+        self._form = _form(events)
+
+    def chunk(self) -> schema.Chunk:
+        first, *others = self.of_ranks.values()
+        if others:
+            data = encode_ranks({rank: one.columns for rank, one in self.of_ranks.items()})
+        else:
+            data = encode_chunk(first.columns)
+        return _chunk(list(self.of_ranks.values()), data)
+
+
+def _form(events: RankEvents) -> tuple[object, ...]:
+    """Return what the events of a chunk have in common."""
+    return events.kind, events.attempt, events.host, events.rank // BLOCK_RANKS
+
+
+def collective_events(
     slots: Any,
     clock: tuple[int, int],
     groups: Mapping[int, str],
     call_sites: Mapping[int, str],
     identity: tuple[int, int, str],
     device_ns: Callable[[Any], Any],
-) -> tuple[schema.Chunk | None, int]:
-    """Return the chunk of these final slots, and how many were refused as damaged.
+) -> tuple[RankEvents | None, int]:
+    """Return the events of these final slots, and how many were refused as damaged.
 
     `clock` is a (monotonic, wall) pair, `identity` is (attempt, rank, host); `device_ns` gives
     the time on the device by slot number.
@@ -56,13 +116,13 @@ def collective_chunk(
         "issued_by": _known(slots["issued_by"], schema.ISSUED_BY),
         "ended_by": _known(slots["ended_by"], schema.ENDED_BY),
     }
-    return _chunk("collectives", columns, "arrived_ns", identity), damaged
+    return RankEvents("collectives", *identity, columns, len(slots)), damaged
 
 
-def step_chunk(
+def step_events(
     slots: Any, clock: tuple[int, int], identity: tuple[int, int, str]
-) -> tuple[schema.Chunk | None, int]:
-    """Return the chunk of these steps, and how many were refused as damaged."""
+) -> tuple[RankEvents | None, int]:
+    """Return these steps, and how many were refused as damaged."""
     slots, damaged = _plausible(slots, "started_ns", clock)
     bad = slots["step"] == 0  # steps count from 1
     slots, damaged = slots[~bad], damaged + int(bad.sum())
@@ -76,7 +136,7 @@ def step_chunk(
     }
     for name in schema.STEP_COLUMNS[3:]:
         columns[name] = _int(slots[name])
-    return _chunk("steps", columns, "started_ns", identity), damaged
+    return RankEvents("steps", *identity, columns, len(slots)), damaged
 
 
 def sample_chunk(
@@ -91,7 +151,8 @@ def sample_chunk(
         is_float = name in schema.FLOAT_COLUMNS
         values = [_number(row.get(name, -1)) for row in rows]
         columns[name] = np.array(values, dtype=np.float32 if is_float else np.int64)
-    return _chunk(kind, columns, "time_ns", (0, schema.NODE_RANK, host))
+    events = RankEvents(kind, 0, schema.NODE_RANK, host, columns, len(rows))
+    return _chunk([events], encode_chunk(columns))
 
 
 def _number(value: float | str) -> float:
@@ -117,36 +178,45 @@ def _since(ends: Any, begins: Any) -> Any:
     return np.where((ended > 0) & (ended >= begins), ended - begins, -1)
 
 
-def _words(indices: Any, names: Mapping[int, str], unknown: str) -> list[str]:
+def _words(indices: Any, names: Mapping[int, str], unknown: str) -> Words:
     distinct, places = np.unique(indices, return_inverse=True)
     words = [names.get(index) or unknown.format(index) for index in distinct.tolist()]
-    return [words[place] for place in places.tolist()]
+    return _each_once(places, words)
 
 
-def _known(indices: Any, words: tuple[str, ...]) -> list[str]:
-    return [words[index] if index < len(words) else words[0] for index in indices.tolist()]
+def _known(indices: Any, words: tuple[str, ...]) -> Words:
+    distinct, places = np.unique(indices, return_inverse=True)
+    known = [words[index] if index < len(words) else words[0] for index in distinct.tolist()]
+    return _each_once(places, known)
 
 
-def _chunk(
-    kind: schema.ChunkKind,
-    columns: dict[str, Column],
-    time_column: str,
-    identity: tuple[int, int, str],
-) -> schema.Chunk:
-    attempt, rank, host = identity
-    times: Any = columns[time_column]
-    steps: Any = columns.get("step")
-    durations: Any = columns.get("duration_ns")
-    ends = times if durations is None else times + np.maximum(durations, 0)
+def _each_once(places: Any, words: list[str]) -> Words:
+    """Return a column of words from places in a list that may name one twice."""
+    codes = Words.of(words)
+    return Words(codes.codes[places], codes.words)
+
+
+def _chunk(of_ranks: Sequence[RankEvents], data: bytes) -> schema.Chunk:
+    first, spans = of_ranks[0], [_span(events) for events in of_ranks]
     return schema.Chunk(
-        kind=kind,
-        attempt=attempt,
-        rank=rank,
-        host=host,
-        count=len(times),
-        time_lo_ns=int(times.min()),
-        time_hi_ns=int(ends.max()),
-        step_lo=0 if steps is None else int(steps.min()),
-        step_hi=0 if steps is None else int(steps.max()),
-        data=encode_chunk(columns),
+        kind=first.kind,
+        attempt=first.attempt,
+        rank=first.rank,
+        host=first.host,
+        count=sum(events.num_events for events in of_ranks),
+        time_lo_ns=min(span[0] for span in spans),
+        time_hi_ns=max(span[1] for span in spans),
+        step_lo=min(span[2] for span in spans),
+        step_hi=max(span[3] for span in spans),
+        data=data,
     )
+
+
+def _span(events: RankEvents) -> tuple[int, int, int, int]:
+    """Return the first and the last time of events, and their first and last step (0: none)."""
+    columns: Any = events.columns
+    times, steps = columns[_TIME_COLUMNS.get(events.kind, "time_ns")], columns.get("step")
+    durations = columns.get("duration_ns")
+    ends = times if durations is None else times + np.maximum(durations, 0)
+    lo, hi = (0, 0) if steps is None else (int(steps.min()), int(steps.max()))
+    return int(times.min()), int(ends.max()), lo, hi

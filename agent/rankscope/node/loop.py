@@ -7,12 +7,14 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from rankscope.files import ring
 from rankscope.files.run_directory import STACKS
+from rankscope.node.columns import chunks_of
 from rankscope.node.commands import CommandDesk
 from rankscope.node.ending import EndRules
 from rankscope.node.losses import Ledger
@@ -156,11 +158,10 @@ class Collector:
         files = {key: followed.rank.offsets() for key, followed in self._followed.items()}
         for key, journal in self._launchers.journals().items():
             journal.save(files.setdefault(key, RankOffsets()))
-        for followed in self._followed.values():
-            if self._outbox.wants_chunks:
-                for chunk in followed.rank.take_chunks():
-                    self._outbox.chunk(chunk)
-            else:
+        if self._outbox.wants_chunks:
+            self._chunk(followed.rank for followed in self._followed.values())
+        else:
+            for followed in self._followed.values():
                 followed.rank.drop_rows()
         for chunk in self._sampling.take_chunks(all_of_them=all_samples):
             self._outbox.chunk(chunk)
@@ -168,6 +169,11 @@ class Collector:
         reported = [*sorted(self._reported), *self.commands.answered()]
         self._outbox.commit(files, finished, reported)
         self._tidy()
+
+    def _chunk(self, ranks: Iterable[FollowedRank]) -> None:
+        """Add what was read of these ranks, as few chunks."""
+        for chunk in chunks_of([events for rank in ranks for events in rank.take()]):
+            self._outbox.chunk(chunk)
 
     # --- when to end ---------------------------------------------------------------------
 
@@ -332,8 +338,8 @@ class Collector:
             for record in (state, *followed.rank.last_errors(), ending):
                 if record is not None:
                     self._outbox.record(record)
-            for chunk in followed.rank.take_chunks() if self._outbox.wants_chunks else ():
-                self._outbox.chunk(chunk)
+            if self._outbox.wants_chunks:
+                self._chunk([followed.rank])
             self._leave(key)
             any_ended = True
         return any_ended

@@ -16,6 +16,7 @@ import msgspec
 
 from rankscope.files import journal, ring
 from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.node.columns import chunks_of
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import RankOffsets
 from rankscope.node.processes.exits import ExitStatuses, reason_of
@@ -126,7 +127,7 @@ class OfflineRun:
         while more:
             more = rank.collect(self._once, gone=True)
             if rank.num_rows() >= _ROWS_PER_CHUNK or not more:
-                for chunk in rank.take_chunks():
+                for chunk in chunks_of(rank.take()):
                     self._sign(chunk.time_hi_ns)
                     self._chunks.append(chunk)
             if len(self._records) >= _RECORDS_PER_BATCH or self._chunks:

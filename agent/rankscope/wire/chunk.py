@@ -6,13 +6,19 @@ other. A column is stored as offsets from a base, as deltas, or as offsets from 
 that is nearly the same (the call of a synchronous collective takes as long as the collective),
 whichever is narrowest; nothing but its base if that says it all. `*_ns` columns count
 microseconds, finer than any clock they come from. The frame begins with a dictionary known to
-both sides (`chunk_words`), so that a chunk of a dozen events is hardly larger than the events.
+both sides (`chunk_dictionary`), so that a chunk of a dozen events is hardly larger than the events.
+
+What the ranks of a node did in the same second may be one chunk: the events of one rank after those
+of the other, a base and a slope for each of them, forms and widths in common. Such a chunk (its
+version is 3) says which ranks it is of, and is read as one with a column `of_rank` more. Eight
+chunks of some hundred events each take more bytes, and more of the server's time.
 
 Nothing in a chunk is trusted: counts, sizes, widths and places are bounded and checked.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +32,12 @@ import numpy as np
 from rankscope.wire import zstd
 from rankscope.wire.chunk_dictionary import DICTIONARY
 
-FORMAT_VERSION = 2
-MAGIC = b"RSC2"
+MAGIC, MAGIC_OF_RANKS = b"RSC2", b"RSC3"
 MAX_EVENTS = 200_000
 MAX_RAW_BYTES = 64 << 20
 MAX_COLUMNS = 64
+BLOCK_RANKS = 64  # the ranks of a chunk are all in one block of so many
+RANK = "of_rank"  # the column that chunks of several ranks have beside those of their kind
 NS_PER_UNIT = 1_000
 ZSTD_LEVEL = 6  # hardly more CPU than 3, and 3 % smaller
 
@@ -117,6 +124,7 @@ class Decoded:
     highest: Array
     words: list[dict[str, list[str]]]  # of each chunk, by column
     floats: dict[str, Array]  # float32
+    ranks: Array | None  # of each event; None where a chunk is of one rank, and does not say whose
 
     def columns(self) -> dict[str, Column]:
         """Return all of them by name; of chunks that have their lists of words in common."""
@@ -133,7 +141,8 @@ class Decoded:
         found: dict[str, Column] = {name: numbers[row] for name, row in self.rows.items()}
         for name, of_column in words.items():
             found[name] = Words(numbers[self.rows[name]], of_column)
-        return found | {name: values[events] for name, values in self.floats.items()}
+        found |= {name: values[events] for name, values in self.floats.items()}
+        return found if self.ranks is None else found | {RANK: self.ranks[events]}
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -142,9 +151,29 @@ class _Header(msgspec.Struct, array_like=True):
     names: str  # separated by spaces
     forms: bytes
     widths: bytes  # bytes per value; 0: every value is what the base says
-    bases: list[int]
+    bases: list[int]  # of several ranks those of the first rank, then those of the next
     slopes: list[int]  # DELTA: what each delta has at least; BESIDE: place of the other column
     words: msgspec.Raw  # a list for each of the columns of WORDS: what their numbers mean
+
+
+class _RanksHeader(_Header, array_like=True):
+    """Of a chunk of several ranks: which they are, ascending, and how many events each has."""
+
+    ranks: list[int]
+    counts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Where the events of each rank begin, and how many they are."""
+
+    begins: Array
+    counts: Array
+
+    def each(self, per_part: Array) -> Array:
+        """Return, for each event, the value of its part."""
+        found: Array = per_part if len(per_part) == 1 else np.repeat(per_part, self.counts)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +183,8 @@ class _Packed:
     name: str
     form: int
     width: int
-    base: int
-    slope: int
+    bases: Array  # of each rank
+    slopes: Array
     values: Array  # unsigned, `width` bytes each
 
 
@@ -192,13 +221,26 @@ class OpenChunk:
 
     @property
     def form(self) -> Hashable:
-        """Return what chunks have alike that are decoded together."""
-        return self.layout, bytes(self.header.words)
+        """Return what chunks have alike that are decoded together, with their words in common."""
+        return self.layout, bool(self.ranks), bytes(self.header.words)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Return the ranks that the chunk says it is of; none if it is of one."""
+        return self.header.ranks if isinstance(self.header, _RanksHeader) else []
+
+    @property
+    def counts(self) -> list[int]:
+        """Return how many events each of its parts has."""
+        return self.header.counts if isinstance(self.header, _RanksHeader) else [self.count]
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_words = msgspec.msgpack.Decoder(list[list[str]]).decode
-_decode_header = msgspec.msgpack.Decoder(_Header).decode
+_decode_header = {
+    MAGIC: msgspec.msgpack.Decoder(_Header).decode,
+    MAGIC_OF_RANKS: msgspec.msgpack.Decoder(_RanksHeader).decode,
+}
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -209,26 +251,77 @@ def encode_chunk(columns: Mapping[str, Column]) -> bytes:
 
     Raises ValueError if the columns differ in length or are empty.
     """
-    count = len(next(iter(columns.values()), ()))
-    if count == 0 or any(len(values) != count for values in columns.values()):
-        raise ValueError("a chunk needs columns of one length above zero")
+    return _encoded([columns], [])
+
+
+def encode_ranks(of_ranks: Mapping[int, Mapping[str, Column]]) -> bytes:
+    """Pack the columns of each of several ranks of one block as one chunk.
+
+    Raises ValueError if columns of a rank differ in length or are empty, or ranks have others.
+    """
+    ranks = sorted(of_ranks)
+    if not _are_of_one_block(ranks):
+        raise ValueError(f"ranks {ranks} are not several of one block of {BLOCK_RANKS}")
+    return _encoded([of_ranks[rank] for rank in ranks], ranks)
+
+
+def _are_of_one_block(ranks: Sequence[int]) -> bool:
+    """Return whether these are two ranks and more, ascending, as a chunk may have them."""
+    is_ascending = all(one < other for one, other in itertools.pairwise(ranks))
+    blocks = {rank // BLOCK_RANKS for rank in ranks}
+    return is_ascending and len(ranks) > 1 and len(blocks) == 1 and ranks[0] >= 0
+
+
+def _encoded(of_ranks: Sequence[Mapping[str, Column]], ranks: list[int]) -> bytes:
+    lengths = [_length_of(columns) for columns in of_ranks]
+    if any(columns.keys() != of_ranks[0].keys() for columns in of_ranks):
+        raise ValueError("the ranks of a chunk need the same columns")
     words: list[list[str]] = []
-    numbers = {name: _to_numbers(name, values, words) for name, values in columns.items()}
-    packed = [_pack(name, numbers) for name in numbers]
-    of_words = [WORDS if is_words(values) else 0 for values in columns.values()]
-    head = _encode(
-        _Header(
-            names=" ".join(numbers),
-            forms=bytes(map(or_, (column.form for column in packed), of_words)),
-            widths=bytes(column.width for column in packed),
-            bases=[column.base for column in packed],
-            slopes=[column.slope for column in packed],
-            words=msgspec.Raw(_encode(words)),
-        )
-    )
+    numbers, of_words = {}, []
+    for name in of_ranks[0]:
+        joined = _joined([columns[name] for columns in of_ranks])
+        of_words.append(WORDS if is_words(joined) else 0)
+        numbers[name] = _to_numbers(name, joined, words)
+    parts = _Parts(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
+    packed = [_pack(name, numbers, parts) for name in numbers]
+    header: dict[str, Any] = {
+        "names": " ".join(numbers),
+        "forms": bytes(map(or_, (column.form for column in packed), of_words)),
+        "widths": bytes(column.width for column in packed),
+        "bases": np.stack([column.bases for column in packed], axis=1).reshape(-1).tolist(),
+        "slopes": np.stack([column.slopes for column in packed], axis=1).reshape(-1).tolist(),
+        "words": msgspec.Raw(_encode(words)),
+    }
+    if ranks:
+        head: _Header = _RanksHeader(**header, ranks=ranks, counts=lengths)
+    else:
+        head = _Header(**header)
+    encoded = _encode(head)
     bodies = [_shuffle(column.values, column.width) for column in packed]
-    raw = b"".join([_LENGTH.pack(len(head)), head, *bodies])
-    return _HEAD.pack(MAGIC, count) + zstd.pack(raw, ZSTD_LEVEL, _WORDS)
+    raw = b"".join([_LENGTH.pack(len(encoded)), encoded, *bodies])
+    magic = MAGIC_OF_RANKS if ranks else MAGIC
+    return _HEAD.pack(magic, sum(lengths)) + zstd.pack(raw, ZSTD_LEVEL, _WORDS)
+
+
+def _length_of(columns: Mapping[str, Column]) -> int:
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError("a chunk needs columns of one length above zero")
+    return lengths.pop()
+
+
+def _joined(columns: Sequence[Column]) -> Column:
+    """Return a column of several ranks, one behind the other."""
+    if len(columns) == 1:
+        return columns[0]
+    if any(is_words(column) for column in columns):
+        places: dict[str, int] = {}
+        codes = []
+        for coded in map(Words.of, columns):
+            known = [places.setdefault(word, len(places)) for word in coded.words]
+            codes.append(np.array(known, np.int64)[coded.codes])
+        return Words(np.concatenate(codes), list(places))
+    return np.concatenate([np.asarray(column) for column in columns])
 
 
 def is_words(values: Column) -> bool:
@@ -248,34 +341,40 @@ def _to_numbers(name: str, values: Column, words: list[list[str]]) -> Array:
     return numbers // NS_PER_UNIT if name.endswith("_ns") else numbers
 
 
-def _pack(name: str, all_numbers: Mapping[str, Array]) -> _Packed:
+def _pack(name: str, all_numbers: Mapping[str, Array], parts: _Parts) -> _Packed:
     """Return the narrowest form of a column."""
     numbers = all_numbers[name]
     if numbers.dtype.kind == "f":
-        return _Packed(name, FLOAT, 4, 0, 0, numbers.view("<u4"))
-    best = _offsets(name, OFFSET, numbers, 0)
+        nothing = np.zeros(len(parts.counts), np.int64)
+        return _Packed(name, FLOAT, 4, nothing, nothing, numbers.view("<u4"))
+    best = _offsets(name, OFFSET, numbers, 0, parts)
     if best.width and len(numbers) > 1:
-        best = min(best, _deltas(name, numbers), key=lambda packed: packed.width)
+        best = min(best, _deltas(name, numbers, parts), key=lambda packed: packed.width)
     near, names = _NEAR.get(name, ""), list(all_numbers)
     is_near = near in names[: names.index(name)] and all_numbers[near].dtype.kind != "f"
     if best.width and is_near:
-        beside = _offsets(name, BESIDE, numbers - all_numbers[near], names.index(near))
+        beside = _offsets(name, BESIDE, numbers - all_numbers[near], names.index(near), parts)
         best = min(best, beside, key=lambda packed: packed.width)
     return best
 
 
-def _offsets(name: str, form: int, numbers: Array, slope: int) -> _Packed:
-    base = int(numbers.min())
-    values = (numbers - base).astype(np.uint64)
-    return _Packed(name, form, _width(values), base, slope, values)
+def _offsets(name: str, form: int, numbers: Array, slope: int, parts: _Parts) -> _Packed:
+    bases = np.minimum.reduceat(numbers, parts.begins)
+    values = (numbers - parts.each(bases)).astype(np.uint64)
+    return _Packed(name, form, _width(values), bases, np.full(len(bases), slope), values)
 
 
-def _deltas(name: str, numbers: Array) -> _Packed:
-    """Return the first number as base and what each delta exceeds the smallest one by."""
-    deltas = np.diff(numbers)
-    slope = int(deltas.min())
-    values = np.concatenate(([0], deltas - slope)).astype(np.uint64)
-    return _Packed(name, DELTA, _width(values), int(numbers[0]), slope, values)
+def _deltas(name: str, numbers: Array, parts: _Parts) -> _Packed:
+    """Return the first number of each rank as base and what each delta exceeds its least one by."""
+    deltas = np.empty_like(numbers)
+    deltas[1:] = np.diff(numbers)
+    deltas[parts.begins] = np.iinfo(np.int64).max  # there is none
+    slopes = np.minimum.reduceat(deltas, parts.begins)
+    slopes[parts.counts == 1] = 0
+    deltas -= parts.each(slopes)
+    deltas[parts.begins] = 0
+    values = deltas.astype(np.uint64)
+    return _Packed(name, DELTA, _width(values), numbers[parts.begins], slopes, values)
 
 
 def _width(values: Array) -> int:
@@ -325,9 +424,9 @@ def _decode_some(
     opened: Sequence[OpenChunk], wanted: frozenset[str] | None
 ) -> list[dict[str, Column]]:
     """Return the columns of each chunk. Raises ChunkError where one of them is malformed."""
-    places: dict[_Layout, list[int]] = {}
+    places: dict[Hashable, list[int]] = {}
     for place, chunk in enumerate(opened):
-        places.setdefault(chunk.layout, []).append(place)
+        places.setdefault((chunk.layout, bool(chunk.ranks)), []).append(place)
     found: list[dict[str, Column]] = [{} for _ in opened]
     for alike in places.values():
         decoded = decode_alike([opened[place] for place in alike])
@@ -339,13 +438,42 @@ def _decode_some(
     return found
 
 
+def by_rank(rank: int, columns: Mapping[str, Column]) -> Iterator[tuple[int, dict[str, Column]]]:
+    """Yield each rank of a decoded chunk with its columns; `rank` is that of a chunk of one."""
+    ranks = columns.get(RANK)
+    if ranks is None:
+        yield rank, dict(columns)
+        return
+    begins = begins_of(np.asarray(ranks))
+    for begin, end in zip(begins, [*begins[1:], len(ranks)], strict=True):
+        of_rank = {name: column[begin:end] for name, column in columns.items() if name != RANK}
+        yield int(np.asarray(ranks)[begin]), of_rank
+
+
+def begins_of(ranks: Array) -> list[int]:
+    """Return where the events of each rank begin in a column `RANK`."""
+    begins: list[int] = np.flatnonzero(np.diff(ranks, prepend=-1)).tolist()
+    return begins
+
+
+def chunk_ranks(data: bytes) -> dict[int, int]:
+    """Return how many events of which rank a chunk of several holds; {} where it is of one.
+
+    Raises ChunkError.
+    """
+    if data[:4] != MAGIC_OF_RANKS:
+        return {}
+    opened = open_chunk(data, frozenset())
+    return dict(zip(opened.ranks, opened.counts, strict=True))
+
+
 def chunk_count(data: bytes) -> int:
     """Return the number of events, without unpacking them. Raises ChunkError."""
     if data[:3] != MAGIC[:3]:
         raise ChunkError("does not begin with RSC: not a Rankscope chunk")
-    if data[3:4] != MAGIC[3:]:
+    if data[:4] not in _decode_header:
         version = data[3:4].decode("latin-1")
-        raise ChunkError(f"format version {version!r}; this reader knows {FORMAT_VERSION}")
+        raise ChunkError(f"format version {version!r}; this reader knows 2 and 3")
     if len(data) < _HEAD.size:
         raise ChunkError("truncated before the count")
     count: int = _HEAD.unpack_from(data)[1]
@@ -364,9 +492,11 @@ def open_chunk(data: bytes, only: frozenset[str] | None = None) -> OpenChunk:
     if body_at > len(raw):
         raise ChunkError(f"a header up to byte {body_at} in a frame of {len(raw)}")
     try:
-        header = _decode_header(raw[_LENGTH.size : body_at])
+        header = _decode_header[data[:4]](raw[_LENGTH.size : body_at])
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: not UTF-8
         raise ChunkError(f"header: {error}") from error
+    if isinstance(header, _RanksHeader):
+        _check_ranks(header, count)
     layout = _layout_of(header, only)
     if body_at + layout.num_planes * count != len(raw):
         size = body_at + layout.num_planes * count
@@ -375,11 +505,24 @@ def open_chunk(data: bytes, only: frozenset[str] | None = None) -> OpenChunk:
     return OpenChunk(count, layout, header, body)
 
 
+def _check_ranks(header: _RanksHeader, count: int) -> None:
+    """Raise ChunkError where a chunk cannot be one of these ranks."""
+    ranks, counts = header.ranks, header.counts
+    if not _are_of_one_block(ranks):
+        raise ChunkError(f"ranks {ranks[:3]} are not several of one block of {BLOCK_RANKS}")
+    if len(counts) != len(ranks) or min(counts) < 1 or sum(counts) != count:
+        raise ChunkError("the counts of the ranks are not those of the events")
+    if RANK in header.names.split(" "):
+        raise ChunkError(f"a column {RANK!r} in a chunk that says its ranks")
+
+
 def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
     """Return the layout of a chunk with a sound header. Raises ChunkError."""
     bases, slopes = header.bases, header.slopes
     num_columns = _num_columns(header.names[: _MAX_NAMES + 1])
-    if not len(header.forms) == len(header.widths) == len(bases) == len(slopes) == num_columns:
+    num_parts = len(header.ranks) if isinstance(header, _RanksHeader) else 1
+    is_whole = len(bases) == len(slopes) == num_columns * num_parts
+    if not is_whole or not len(header.forms) == len(header.widths) == num_columns:
         raise ChunkError("the lists of the header differ in length")
     if min(*bases, *slopes) <= -_MAX_BASE or max(*bases, *slopes) >= _MAX_BASE:
         raise ChunkError(f"column {_out_of_range(header)!r}: base or slope is out of range")
@@ -416,9 +559,10 @@ def _num_columns(joined: str) -> int:
 
 def _out_of_range(header: _Header) -> str:
     """Return the first column with a number that is out of range."""
-    for name, *numbers in zip(header.names.split(" "), header.bases, header.slopes, strict=True):
+    names = header.names.split(" ")
+    for place, numbers in enumerate(zip(header.bases, header.slopes, strict=True)):
         if not all(-_MAX_BASE < number < _MAX_BASE for number in numbers):
-            return name
+            return names[place % len(names)]
     return ""
 
 
@@ -494,21 +638,20 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
     Raises ChunkError where one of them is malformed.
     """
     layout = chunks[0].layout
-    counts = [chunk.count for chunk in chunks]
+    counts = [count for chunk in chunks for count in chunk.counts]  # of each rank of each chunk
     begins = np.cumsum([0, *counts[:-1]])
-    is_one = len(chunks) == 1
-    body = chunks[0].body if is_one else np.concatenate([c.body for c in chunks], axis=1)
-    heads = [(chunk.header.bases, chunk.header.slopes) for chunk in chunks]
+    body = chunks[0].body if len(chunks) == 1 else np.concatenate([c.body for c in chunks], axis=1)
     numbers = np.empty((len(layout.places), sum(counts)), np.int64)
     varying = numbers[: layout.num_varying]
-    bases = np.array([[bases[place] for place in layout.places] for bases, _ in heads], np.int64).T
+    bases = _by_column([chunk.header.bases for chunk in chunks], layout.places, len(counts))
+    slopes = _by_column([chunk.header.slopes for chunk in chunks], layout.places, len(counts))
     events = [slice(begin, begin + count) for begin, count in zip(begins, counts, strict=True)]
     for place, those in enumerate(events):
         numbers[len(varying) :, those] = bases[len(varying) :, place, None]
     _take_bytes(layout, body, varying)
     for row in layout.deltas:
-        slopes = np.array([slopes[layout.places[row]] for _, slopes in heads], np.int64)
-        _sum_up(varying[row], slopes if is_one else np.repeat(slopes, counts), begins)
+        each = slopes[row] if len(counts) == 1 else np.repeat(slopes[row], counts)
+        _sum_up(varying[row], each, begins)
     for place, those in enumerate(events):
         varying[:, those] += bases[: len(varying), place, None]
     for row, other in layout.beside:
@@ -519,6 +662,13 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
         np.maximum.reduceat(varying, begins, axis=1, out=highest[: len(varying)])
     for rows in layout.times:
         _in_ns(numbers[rows], lowest[rows], highest[rows])
+    ranks = None
+    if chunks[0].ranks:
+        ranks = np.repeat([rank for chunk in chunks for rank in chunk.ranks], counts)
+        firsts = np.cumsum([0, *(len(chunk.counts) for chunk in chunks[:-1])])
+        lowest = np.minimum.reduceat(lowest, firsts, axis=1)
+        highest = np.maximum.reduceat(highest, firsts, axis=1)
+        begins = begins[firsts]
     lists = [_words_of(chunk.header.words) for chunk in chunks]
     words = [{name: of_chunk[at] for name, _, at in layout.words} for of_chunk in lists]
     for name, row, _ in layout.words:
@@ -529,7 +679,13 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
         name: _one_nan(np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1))
         for name, start in layout.floats
     }
-    return Decoded(layout.rows, numbers, begins, lowest, highest, words, floats)
+    return Decoded(layout.rows, numbers, begins, lowest, highest, words, floats, ranks)
+
+
+def _by_column(lists: Sequence[list[int]], places: Sequence[int], num_parts: int) -> Array:
+    """Return what headers say of each rank (columns) for the columns at these places (rows)."""
+    numbers = np.array([number for one in lists for number in one], np.int64)
+    return np.ascontiguousarray(numbers.reshape(num_parts, -1)[:, list(places)].T)
 
 
 def _in_ns(times: Array, lowest: Array, highest: Array) -> None:

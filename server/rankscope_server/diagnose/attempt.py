@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankscope.wire.chunk import Column
+from rankscope.wire.chunk import RANK, Column, begins_of
 from rankscope.wire.schema import (
     AnyRecord,
     Chunk,
@@ -151,7 +151,10 @@ class AttemptState:
     def apply_chunk(
         self, chunk: Chunk, columns: Mapping[str, Column], calls: ShapedCalls | None = None
     ) -> None:
-        """Take one chunk of this attempt, once; of collectives with their calls, where known."""
+        """Take one chunk of this attempt, once; of collectives with their calls, where known.
+
+        Of a chunk of several ranks the columns say which.
+        """
         if chunk.kind not in ("steps", "collectives") or chunk.rank < 0:
             return
         name = (chunk.rank, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)
@@ -161,13 +164,16 @@ class AttemptState:
         if len(self._chunks) > _MAX_CHUNKS_REMEMBERED:
             self._chunks.popitem(last=False)
         self.is_news = True
-        self._seen(chunk.rank, chunk.time_hi_ns)
+        ranks = np.asarray(columns[RANK]) if RANK in columns else None
+        self._seen_in(chunk, columns, ranks)
         if chunk.kind == "steps":
             self._waiting_steps.append((chunk.rank, columns))
             self._num_waiting += len(np.asarray(columns["step"]))
         else:
             calls = calls or shapes_of(columns)
-            self._waiting_calls.append(RankCalls(chunk.rank, columns, calls))
+            self._waiting_calls.append(
+                RankCalls(chunk.rank if ranks is None else ranks, columns, calls)
+            )
             self._num_waiting += len(calls.codes)
         if self._num_waiting > _MAX_WAITING:
             self.take_waiting()
@@ -211,6 +217,18 @@ class AttemptState:
         begins = np.searchsorted(of_host[order], np.arange(len(numbers) + 1))
         for host, place in numbers.items():
             yield host, order[begins[place] : begins[place + 1]]
+
+    def _seen_in(self, chunk: Chunk, columns: Mapping[str, Column], ranks: Array | None) -> None:
+        """Take note of when a chunk says that its ranks lived; a rank's peers say nothing of it."""
+        if ranks is None:
+            self._seen(chunk.rank, chunk.time_hi_ns)
+            return
+        times = np.asarray(columns["started_ns" if chunk.kind == "steps" else "arrived_ns"])
+        begins = begins_of(ranks)
+        ends = times + np.maximum(np.asarray(columns["duration_ns"]), 0)
+        newest = np.maximum.reduceat(ends, begins)
+        for rank, time_ns in zip(ranks[begins].tolist(), newest.tolist(), strict=True):
+            self._seen(rank, time_ns)
 
     def _seen(self, rank: int, time_ns: int) -> None:
         if time_ns > self._seen_ns.get(rank, -1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 
 from rankscope.wire import schema
 from rankscope.wire.chunk import (
+    RANK,
     ChunkError,
     Column,
     OpenChunk,
@@ -53,17 +54,53 @@ _decode = msgspec.msgpack.Decoder(Chunk).decode
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+class RankSpan(NamedTuple):
+    """From when to when a chunk says something of a rank."""
+
+    rank: int
+    time_lo_ns: int
+    time_hi_ns: int
+    step_lo: int
+    step_hi: int
+
+
 @dataclass(frozen=True, slots=True)
 class ValidatedChunk:
     """A chunk that can be stored, decoded once, with what its rollups need."""
 
     chunk: Chunk  # its index fields computed from the columns, whatever the sender gave
-    columns: dict[str, Column]
+    columns: dict[str, Column]  # of several ranks with one more, RANK
     max_duration_ns: int
+    ranks: list[int]  # ascending
+    begins: Array  # of each rank its first event
     steps: Array | None = None
     values: dict[str, Array] | None = None
     calls: ShapedCalls | None = None
     durations: CallDurations | None = None
+
+    def events_of_ranks(self) -> Iterator[tuple[int, slice]]:
+        """Yield each rank with where its events are."""
+        begins = self.begins.tolist()
+        for rank, begin, end in zip(self.ranks, begins, [*begins[1:], None], strict=True):
+            yield rank, slice(begin, end)
+
+    def spans(self) -> list[RankSpan]:
+        """Return from when to when the chunk speaks of each rank."""
+        chunk, columns = self.chunk, self.columns
+        if len(self.ranks) == 1:
+            return [
+                RankSpan(chunk.rank, chunk.time_lo_ns, chunk.time_hi_ns, chunk.step_lo,
+                         chunk.step_hi)
+            ]  # fmt: skip
+        times, steps = np.asarray(columns[_TIME_COLUMNS[chunk.kind]]), np.asarray(columns["step"])
+        ends = times + np.maximum(np.asarray(columns["duration_ns"]), 0)
+        least, most, begins = np.minimum.reduceat, np.maximum.reduceat, self.begins
+        arrays = (
+            least(times, begins), np.minimum(most(ends, begins), MAX_TIME_NS),
+            least(steps, begins), most(steps, begins),
+        )  # fmt: skip
+        rows = zip(self.ranks, *(array.tolist() for array in arrays), strict=True)
+        return [RankSpan(*row) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +161,24 @@ def _open(chunk: Chunk) -> OpenChunk:
     _within("attempt", chunk.attempt, 0, 1 << 20)
     clean_text("host", chunk.host)
     opened = open_chunk(chunk.data)
+    if opened.ranks:
+        _check_ranks(chunk, opened.ranks)
     if opened.count != chunk.count:
         raise RefusalError(
             "count", f"says {chunk.count}, the data holds {opened.count}", "count again"
         )
     return opened
+
+
+def _check_ranks(chunk: Chunk, ranks: list[int]) -> None:
+    """Raise RefusalError where a chunk of several ranks is not one that it says it is."""
+    if chunk.kind in SAMPLE_KINDS:
+        raise RefusalError("data", "samples of several ranks", "send a chunk for the node")
+    if chunk.rank != ranks[0]:
+        raise RefusalError(
+            "rank", f"says {chunk.rank}, the data begins with {ranks[0]}", "send the first rank"
+        )
+    _within("rank", ranks[-1], 0, MAX_RANK)
 
 
 def _validated(parts: list[_Part]) -> dict[int, ValidatedChunk]:
@@ -157,6 +207,8 @@ def _validated(parts: list[_Part]) -> dict[int, ValidatedChunk]:
         _within(names[row], int(highest[row].max()), *bounds)
     ranges = dict(zip(names, zip(lowest, highest, strict=True), strict=True))
     wanted = {name: columns[name] for name in CHUNK_COLUMNS[kind]}
+    if decoded.ranks is not None:
+        wanted[RANK] = decoded.ranks
     return _with_rollups(parts, decoded.begins, wanted, ranges)
 
 
@@ -250,6 +302,8 @@ def _with_rollups(
             chunk,
             mine,
             longest_ns,
+            ranks=part.opened.ranks or [chunk.rank],
+            begins=np.cumsum([0, *part.opened.counts[:-1]]),
             steps=np.asarray(mine["step"]) if rollups.values is not None else None,
             values=rollups.values and {n: cells[events] for n, cells in rollups.values.items()},
             calls=rollups.calls and rollups.calls.part(events),

@@ -22,9 +22,9 @@ NUMBERS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """One decoded chunk of collectives of a rank."""
+    """One decoded chunk of collectives of a rank, or of the rank of each event."""
 
-    rank: int
+    rank: int | Array
     columns: Mapping[str, Column]
     calls: ShapedCalls
 
@@ -112,9 +112,9 @@ def side_by_side(chunks: Sequence[RankCalls]) -> Collectives:
         name: np.concatenate([np.asarray(chunk.columns[name], np.int64) for chunk in chunks])
         for name in NUMBERS
     }
-    ranks = np.array([chunk.rank for chunk in chunks], np.int64)
+    ranks = [np.broadcast_to(chunk.rank, len(chunk.calls.codes)) for chunk in chunks]
     return Collectives(
-        rank=np.repeat(ranks, [len(chunk.calls.codes) for chunk in chunks]),
+        rank=np.concatenate(ranks).astype(np.int64, copy=False),
         numbers=numbers,
         codes=np.concatenate(codes),
         shapes=list(places),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.wire.chunk import Column
+from rankscope.wire.chunk import RANK, Column, begins_of
 from rankscope_server.findings.statistics import Array
 
 MAX_SPAN = 512  # step numbers that are taken at once: a table makes room for them in one go
@@ -15,7 +15,7 @@ MAX_SPAN = 512  # step numbers that are taken at once: a table makes room for th
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """Steps in the order they came: one stretch for each chunk, of one rank."""
+    """Steps in the order they came: one stretch for each rank of each chunk."""
 
     ranks: Array  # of each stretch
     begins: Array  # place of the first step of each stretch
@@ -35,7 +35,10 @@ class RankSteps:
 
 
 def stretches(chunks: Sequence[tuple[int, Mapping[str, Column]]]) -> Iterator[RankSteps]:
-    """Yield the steps of some chunks (rank, columns), those together that are near each other."""
+    """Yield the steps of some chunks (rank, columns), those together that are near each other.
+
+    Of a chunk of several ranks the columns say which.
+    """
     near: list[tuple[int, Mapping[str, Column]]] = []
     names: tuple[str, ...] = ()
     low = high = 0
@@ -55,10 +58,18 @@ def stretches(chunks: Sequence[tuple[int, Mapping[str, Column]]]) -> Iterator[Ra
 
 
 def _together(chunks: Sequence[tuple[int, Mapping[str, Column]]]) -> RankSteps:
-    lengths = [len(columns["step"]) for _, columns in chunks]
     numbers = {
         name: np.concatenate([np.asarray(columns[name]) for _, columns in chunks])
         for name in chunks[0][1]
+        if name != RANK
     }
-    ranks = np.array([rank for rank, _ in chunks])
-    return RankSteps(ranks, np.cumsum([0, *lengths[:-1]]), numbers)
+    ranks: list[int] = []
+    begins: list[int] = []
+    length = 0
+    for rank, columns in chunks:
+        of_events = columns.get(RANK)
+        firsts = [0] if of_events is None else begins_of(np.asarray(of_events))
+        ranks += [rank] if of_events is None else np.asarray(of_events)[firsts].tolist()
+        begins += [length + first for first in firsts]
+        length += len(columns["step"])
+    return RankSteps(np.array(ranks), np.array(begins), numbers)

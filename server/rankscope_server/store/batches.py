@@ -8,9 +8,11 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope.wire import schema
+from rankscope.wire.chunk import RANK
 from rankscope.wire.sample_columns import SAMPLE_KINDS
 from rankscope.wire.schema import AnyRecord
 from rankscope_server.ingest.batch import ValidatedBatch
+from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.ingest.step_metrics import known_to_host
 from rankscope_server.store import tables
 from rankscope_server.store.commands import hand_out
@@ -65,7 +67,7 @@ def store_batch(unit: Unit, batch: ValidatedBatch, journal: bytes | None) -> Sto
     batch_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
     run.ranks.load(
         {(record.attempt, record.rank) for record in batch.records if record.rank >= 0}
-        | {(validated.chunk.attempt, validated.chunk.rank) for validated in batch.chunks}
+        | {(one.chunk.attempt, rank) for one in batch.chunks for rank in one.ranks}
     )
     changed, num_lines = store_records(unit, batch, producer_id, run.ranks)
     changed |= _store_chunks(unit, batch, batch_id)
@@ -82,16 +84,29 @@ def _store_chunks(unit: Unit, batch: ValidatedBatch, batch_id: int) -> set[str]:
     ranks = run.ranks
     for validated in batch.chunks:
         chunk = validated.chunk
-        run.add_chunk(chunk, batch_id, validated.max_duration_ns)
-        if validated.steps is not None and validated.values is not None:
-            values = validated.values
-            if ranks.is_on_device(chunk.attempt, chunk.rank):
-                values = known_to_host(values)
-            unit.tiles.add(batch.run_id, chunk.attempt, chunk.rank, validated.steps, values)
+        run.add_chunk(validated, batch_id)
+        _store_steps(unit, batch.run_id, validated)
         if validated.durations is not None:
             unit.operations.add(batch.run_id, chunk.attempt, validated.durations)
         if chunk.rank >= 0:
-            ranks.seen(chunk.attempt, chunk.rank, chunk.time_lo_ns, chunk.step_lo, chunk.host)
-            ranks.seen(chunk.attempt, chunk.rank, chunk.time_hi_ns, chunk.step_hi, chunk.host)
+            for seen in validated.spans():
+                ranks.seen(chunk.attempt, seen.rank, seen.time_lo_ns, seen.step_lo, chunk.host)
+                ranks.seen(chunk.attempt, seen.rank, seen.time_hi_ns, seen.step_hi, chunk.host)
         changed.add("samples" if chunk.kind in SAMPLE_KINDS else chunk.kind)
     return changed
+
+
+def _store_steps(unit: Unit, run_id: str, validated: ValidatedChunk) -> None:
+    """Put the steps of a chunk into their tiles; of a rank on a device what its host knows."""
+    if validated.steps is None or validated.values is None:
+        return
+    attempt, ranks = validated.chunk.attempt, unit.run(run_id).ranks
+    if not any(ranks.is_on_device(attempt, rank) for rank in validated.ranks):
+        of_events = validated.columns.get(RANK, validated.chunk.rank)
+        unit.tiles.add(run_id, attempt, of_events, validated.steps, validated.values)
+        return
+    for rank, events in validated.events_of_ranks():
+        values = {name: cells[events] for name, cells in validated.values.items()}
+        if ranks.is_on_device(attempt, rank):
+            values = known_to_host(values)
+        unit.tiles.add(run_id, attempt, rank, validated.steps[events], values)

@@ -252,14 +252,15 @@ def _steps_per_second(connection: sa.Connection, run_id: str, attempt: int) -> f
     """Return the pace of the newest chunk of steps; 0 where there is none."""
     chunk = tables.chunk.c
     newest = connection.execute(
-        sa.select(chunk.count, chunk.time_lo_ns, chunk.time_hi_ns)
+        sa.select(chunk.step_lo, chunk.step_hi, chunk.time_lo_ns, chunk.time_hi_ns)
         .where(chunk.run_id == run_id, chunk.kind == "steps", chunk.attempt == attempt)
         .order_by(chunk.time_hi_ns.desc())
         .limit(1)
     ).first()
     if newest is None or newest.time_hi_ns <= newest.time_lo_ns:
         return 0.0
-    return float(newest.count / (newest.time_hi_ns - newest.time_lo_ns) * 1e9)
+    num_steps = newest.step_hi - newest.step_lo + 1  # as of one rank, of however many it is
+    return float(num_steps / (newest.time_hi_ns - newest.time_lo_ns) * 1e9)
 
 
 def _on_the_wire(command: sa.Row[Any], ranks: list[int], now_ns: int) -> schema.Command:

@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from rankscope.wire import schema
-from rankscope.wire.schema import Chunk
 from rankscope_server.ingest.batch import ValidatedBatch
+from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.store import tables
 from rankscope_server.store.ranks import RankRows
 from rankscope_server.store.spans import add_spans
@@ -102,15 +102,17 @@ class RunRows:
             self._producers[batch.producer] = int(known)
         return int(known)
 
-    def add_chunk(self, chunk: Chunk, batch_id: int, max_duration_ns: int) -> None:
+    def add_chunk(self, validated: ValidatedChunk, batch_id: int) -> None:
         """Take a chunk that is to be stored."""
+        chunk = validated.chunk
         self._chunks.append(
             {
                 "run_id": self.run_id, "batch_id": batch_id, "kind": chunk.kind,
-                "attempt": chunk.attempt, "rank": chunk.rank, "host": chunk.host,
+                "attempt": chunk.attempt, "rank": chunk.rank, "rank_hi": validated.ranks[-1],
+                "host": chunk.host,
                 "step_lo": chunk.step_lo, "step_hi": chunk.step_hi, "count": chunk.count,
                 "time_lo_ns": chunk.time_lo_ns, "time_hi_ns": chunk.time_hi_ns,
-                "max_duration_ns": max_duration_ns, "data": chunk.data,
+                "max_duration_ns": validated.max_duration_ns, "data": chunk.data,
             }
         )  # fmt: skip
 

@@ -186,6 +186,7 @@ chunk = sa.Table(
     _number("count"),
     _number("max_duration_ns", -1),
     sa.Column("data", sa.LargeBinary, nullable=False),
+    _number("rank_hi", -1),  # the last of its ranks; `rank` is the first
     sa.Index("ix_chunk_run_id_kind_rank_step_hi", "run_id", "kind", "rank", "step_hi"),
     # the chunks of all ranks in a range of steps, newest first, before any of them is read
     sa.Index("ix_chunk_run_id_kind_step_hi_step_lo", "run_id", "kind", "step_hi", "step_lo"),

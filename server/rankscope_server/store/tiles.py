@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.wire.chunk import Column
 from rankscope_server.ingest.step_metrics import BLOCK_STEPS, FLOAT_METRICS, STARTED, Array
 from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
@@ -43,9 +44,9 @@ _SELECT_TILES = sa.select(tables.step_tile.c.metric, tables.step_tile.c.data).wh
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Some metrics of one rank at some steps; arrays of one length."""
+    """Some metrics at some steps of one rank, or of the rank of each; arrays of one length."""
 
-    rank: int
+    rank: int | Array
     steps: Array
     values: Mapping[str, Array]
 
@@ -59,17 +60,25 @@ class TileWriter:
         self._cells: dict[tuple[str, int, tuple[str, ...]], list[_Cells]] = {}
 
     def add(
-        self, run_id: str, attempt: int, rank: int, steps: Array, values: Mapping[str, Array]
+        self,
+        run_id: str,
+        attempt: int,
+        rank: Column | int,
+        steps: Array,
+        values: Mapping[str, Array],
     ) -> None:
-        """Put the values of one rank at `steps` (1-based), of some metrics, into their tiles."""
-        cells = _Cells(rank, steps, values)
+        """Put the values of one rank at `steps` (1-based), of some metrics, into their tiles.
+
+        `rank` may be an array as `steps` is: the rank of each of them.
+        """
+        cells = _Cells(rank if isinstance(rank, int) else np.asarray(rank), steps, values)
         self._cells.setdefault((run_id, attempt, tuple(values)), []).append(cells)
 
     def flush(self) -> None:
         """Write every tile that changed."""
         tiles: dict[TileKey, dict[str, Array]] = {}
         for (run_id, attempt, metrics), cells in self._cells.items():
-            ranks = np.repeat([c.rank for c in cells], [len(c.steps) for c in cells])
+            ranks = np.concatenate([np.broadcast_to(c.rank, len(c.steps)) for c in cells])
             steps = np.concatenate([c.steps for c in cells])
             values = {name: np.concatenate([c.values[name] for c in cells]) for name in metrics}
             wide = int(ranks.max()) // BLOCK_RANKS + 1  # blocks of ranks

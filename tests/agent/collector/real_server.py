@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankscope.wire.chunk import decode_chunk
+from rankscope.wire.chunk import by_rank, decode_chunk
 from tests.command_server import Forked
 from tests.ports import free_port
 
@@ -88,13 +88,13 @@ class RealServer:
         for kind, rank, data in self.query(
             "SELECT kind, rank, data FROM chunk WHERE run_id = ?", run_id
         ):
-            columns = decode_chunk(data)
             stored.chunk_bytes += len(data)
-            if kind == "collectives":
-                pairs = zip(columns["group"], columns["sequence"], strict=True)
-                stored.collectives.update((rank, str(g), int(s)) for g, s in pairs)
-            elif kind == "steps":
-                stored.steps.update((rank, int(step)) for step in columns["step"])
+            for one, columns in by_rank(rank, decode_chunk(data)):
+                if kind == "collectives":
+                    pairs = zip(columns["group"], columns["sequence"], strict=True)
+                    stored.collectives.update((one, str(g), int(s)) for g, s in pairs)
+                elif kind == "steps":
+                    stored.steps.update((one, int(step)) for step in columns["step"])
         stored.lines.update(self._log_lines(run_id))
         sums = self.query('SELECT sum("count") FROM op_rollup WHERE run_id = ?', run_id)
         stored.in_sums = int(sums[0][0] or 0)

@@ -6,11 +6,12 @@ import http.server
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from rankscope.wire import schema, zstd
-from rankscope.wire.chunk import decode_chunk
+from rankscope.wire.chunk import by_rank, decode_chunk
 
 
 class Receiver:
@@ -63,28 +64,23 @@ class Receiver:
 
     def rows(self, kind: str, *names: str) -> list[tuple[Any, ...]]:
         """Return (rank, values of the named columns...) of all chunks of a kind."""
-        with self._lock:
-            batches = list(self.batches.values())
-        rows: list[tuple[Any, ...]] = []
-        for batch in batches:
-            for chunk in batch.chunks:
-                if chunk.kind == kind:
-                    columns = decode_chunk(chunk.data)
-                    assert set(columns) == set(schema.CHUNK_COLUMNS[kind])
-                    values = [list(columns[name]) for name in names]
-                    rows += [(chunk.rank, *row) for row in zip(*values, strict=True)]
-        return rows
+        return self._rows(lambda chunk: chunk.kind == kind, names)
 
     def rows_of_attempt(self, kind: str, attempt: int, *names: str) -> list[tuple[Any, ...]]:
         """Return the same as `rows`, of one attempt."""
+        return self._rows(lambda chunk: (chunk.kind, chunk.attempt) == (kind, attempt), names)
+
+    def _rows(
+        self, is_wanted: Callable[[schema.Chunk], bool], names: tuple[str, ...]
+    ) -> list[tuple[Any, ...]]:
         with self._lock:
             chunks = [chunk for batch in self.batches.values() for chunk in batch.chunks]
         rows: list[tuple[Any, ...]] = []
-        for chunk in chunks:
-            if (chunk.kind, chunk.attempt) == (kind, attempt):
-                columns = decode_chunk(chunk.data)
+        for chunk in filter(is_wanted, chunks):
+            for rank, columns in by_rank(chunk.rank, decode_chunk(chunk.data)):
+                assert set(columns) == set(schema.CHUNK_COLUMNS[chunk.kind])
                 values = [list(columns[name]) for name in names]
-                rows += [(chunk.rank, *row) for row in zip(*values, strict=True)]
+                rows += [(rank, *row) for row in zip(*values, strict=True)]
         return rows
 
     def losses(self) -> dict[tuple[str, str], int]:

@@ -19,7 +19,6 @@ from rankscope.node.offsets import RankOffsets
 from rankscope.node.ranks import rings
 from rankscope.node.ranks.rank import FollowedRank
 from rankscope.wire import schema
-from rankscope.wire.chunk import decode_chunk
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.flight_dumps import LATE_NS, Recorder
 from tests.agent.collector.flight_server import Answer, FlightServer, drips, floods, hangs, says
@@ -58,8 +57,8 @@ class Watched:
         began = time.monotonic()
         self.rank.collect(lambda raw: self.records.append(schema.decode_record(raw)), gone=gone)
         self.longest = max(self.longest, time.monotonic() - began)
-        for chunk in self.rank.take_chunks():
-            columns = decode_chunk(chunk.data)
+        for events in self.rank.take():
+            columns = events.columns
             self.rows += zip(*(list(columns[name]) for name in NAMES), strict=True)
 
     def until(self, what: Callable[[], object], seconds: float = 20.0) -> None:

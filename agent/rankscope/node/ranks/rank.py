@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.files import ring
 from rankscope.files.run_directory import COLLECTIVES_RING, FATAL, STEPS_RING
-from rankscope.node.columns import collective_chunk, step_chunk
+from rankscope.node.columns import RankEvents, collective_events, step_events
 from rankscope.node.flight.reader import FlightReader
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import RankOffsets
@@ -136,28 +136,28 @@ class FollowedRank:
         return more
 
     def num_rows(self) -> int:
-        """Return how many events wait for `take_chunks`."""
+        """Return how many events wait for `take`."""
         return sum(len(rows) for rows in self._rows) + sum(len(rows) for rows in self._step_rows)
 
-    def take_chunks(self) -> list[schema.Chunk]:
+    def take(self) -> list[RankEvents]:
         """Return what was read since the last call."""
-        chunks = []
+        taken = []
         if self._rows and self._collectives is not None:
             names = self.journal.names
-            chunk, damaged = collective_chunk(
+            events, damaged = collective_events(
                 np.concatenate(self._rows), self._collectives.reader.clock(), names.groups,
                 names.call_sites, self._identity, self.flight.ends.device_ns,
             )  # fmt: skip
             self._lose("collectives", "damaged slot", damaged)
-            chunks.append(chunk)
+            taken.append(events)
         if self._step_rows and self._steps is not None:
-            chunk, damaged = step_chunk(
+            events, damaged = step_events(
                 np.concatenate(self._step_rows), self._steps.reader.clock(), self._identity
             )
             self._lose("steps", "damaged slot", damaged)
-            chunks.append(chunk)
+            taken.append(events)
         self.drop_rows()
-        return [chunk for chunk in chunks if chunk is not None]
+        return [events for events in taken if events is not None]
 
     def drop_rows(self) -> None:
         """Forget what was read: without a server it stays where it is."""

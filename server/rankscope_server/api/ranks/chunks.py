@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.chunk import Words, decode_chunks
+from rankscope.wire.chunk import BLOCK_RANKS, RANK, Words, decode_chunks
 from rankscope_server.store import tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -36,20 +36,22 @@ class Wanted:
         found = [table.run_id == self.run_id, table.kind == KIND]
         if self.attempt is not None:
             found.append(table.attempt == self.attempt)
-        if self.rank is not None:
-            found.append(table.rank == self.rank)
+        if self.rank is not None:  # which may be in a chunk that begins with another of its block
+            firsts = range(self.rank // BLOCK_RANKS * BLOCK_RANKS, self.rank + 1)
+            found += [table.rank.in_(firsts), table.rank_hi >= self.rank]
         if self.lo is not None:
             found.append(table.step_hi >= self.lo)
         if self.hi is not None:
             found.append(table.step_lo <= self.hi)
         return found
 
-    def holds(self, steps: Array) -> Array:
-        """Return which of these steps are among those asked for."""
+    def holds(self, numbers: Mapping[str, Array]) -> Array:
+        """Return which events, of which the step and the rank are known, are asked for."""
+        steps = numbers["step"]
         inside: Array = (steps >= (self.lo or 0)) & (
             steps <= (MAX_STEP if self.hi is None else self.hi)
         )
-        return inside
+        return inside if self.rank is None else inside & (numbers[RANK] == self.rank)
 
 
 @dataclass(slots=True)
@@ -87,17 +89,17 @@ def choose(connection: sa.Connection, wanted: Wanted) -> Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A decoded chunk."""
+    """A decoded chunk; the rank of each event is among its numbers."""
 
     id: int
     attempt: int
-    rank: int
     numbers: dict[str, Array]
     words: dict[str, Words]
 
 
 def read(connection: sa.Connection, ids: Sequence[int], names: frozenset[str]) -> Iterator[Part]:
-    """Yield chunks with the columns `names`."""
+    """Yield chunks with the columns `names`, and the rank of each event."""
+    names |= {RANK}
     table = tables.chunk.c
     for at in range(0, len(ids), READ_CHUNKS):
         rows = connection.execute(
@@ -109,7 +111,10 @@ def read(connection: sa.Connection, ids: Sequence[int], names: frozenset[str]) -
         for row, columns in zip(rows, all_columns, strict=True):
             words = {name: column for name, column in columns.items() if isinstance(column, Words)}
             numbers = {n: np.asarray(columns[n]) for n in columns if n not in words}
-            yield Part(row.id, row.attempt, row.rank, numbers, words)
+            if RANK not in numbers:
+                length = len(next(iter(columns.values())))
+                numbers[RANK] = np.broadcast_to(np.int64(row.rank), length)
+            yield Part(row.id, row.attempt, numbers, words)
 
 
 class Codes:

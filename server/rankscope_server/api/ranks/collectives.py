@@ -106,11 +106,11 @@ def _uncounted(sums: Sums, wanted: Wanted, run: sa.Row[Any]) -> list[LeftOut]:
         found.append(LeftOut(what=what, count=sums.num_again))
     if sums.is_cut:
         last = run.step if wanted.hi is None else min(wanted.hi, run.step)
-        hold = f"they hold more than {MAX_EVENTS:,} operations or {MAX_CHUNKS:,} parts"
+        hold = f"what was sent of them holds over {MAX_EVENTS:,} operations or {MAX_CHUNKS:,} parts"
         if sums.lo is not None and sums.lo <= last:
-            what = f"steps before {sums.lo:,}: with {hold}; ask for fewer"
+            what = f"steps before {sums.lo:,}: {hold}; ask for fewer"
         else:
-            what = f"some ranks: steps that {hold}; ask for fewer steps or one rank"
+            what = f"some ranks: {hold}; ask for fewer steps or one rank"
         found.append(LeftOut(what=what, count=None))
     return found
 

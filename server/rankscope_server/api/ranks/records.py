@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.wire.chunk import RANK
 from rankscope.wire.schema import (
     COLLECTIVE_COLUMNS,
     FLAG_ASYNC,
@@ -65,7 +66,7 @@ def newest(connection: sa.Connection, wanted: Wanted, limit: int) -> list[Collec
             break
         parts = [found]
         for part in read(connection, [int(end.id) for end in batch], _PLACE):
-            places = np.flatnonzero(wanted.holds(part.numbers["step"]))
+            places = np.flatnonzero(wanted.holds(part.numbers))
             arrived = part.numbers["arrived_ns"][places]
             parts.append(np.column_stack([arrived, np.full(len(places), part.id), places]))
         joined = np.concatenate(parts)
@@ -96,6 +97,8 @@ def _total(connection: sa.Connection, wanted: Wanted) -> tuple[int, bool]:
         crossing.append(table.step_lo < wanted.lo)
     if wanted.hi is not None:
         crossing.append(table.step_hi > wanted.hi)
+    if wanted.rank is not None:
+        crossing.append(table.rank != table.rank_hi)
     all_of_them = sa.select(sa.func.sum(table["count"])).where(*where)
     total = int(connection.scalar(all_of_them) or 0)
     if not crossing:
@@ -104,7 +107,7 @@ def _total(connection: sa.Connection, wanted: Wanted) -> tuple[int, bool]:
         sa.select(table.id).where(*where, sa.or_(*crossing)).limit(MAX_CHUNKS + 1)
     ).all()
     for part in read(connection, edges[:MAX_CHUNKS], _STEP):
-        total -= int((~wanted.holds(part.numbers["step"])).sum())
+        total -= int((~wanted.holds(part.numbers)).sum())
     return total, len(edges) <= MAX_CHUNKS
 
 
@@ -124,7 +127,7 @@ def _record(chunk: Part, index: int) -> CollectiveRecord:
     peer = int(columns["peer_rank"][index])
     return CollectiveRecord(
         attempt=chunk.attempt,
-        rank=chunk.rank,
+        rank=int(columns[RANK][index]),
         **plain,
         peer_rank=peer if peer >= 0 else None,
         arrived_ms=int(columns["arrived_ns"][index]) / 1e6,

@@ -57,7 +57,7 @@ def exact_sums(connection: sa.Connection, wanted: Wanted) -> Sums:
     counted = replace(wanted, lo=_first_step(chosen, wanted))
     for part in read(connection, chosen.ids, _NAMES):
         steps = part.numbers["step"]
-        inside = counted.holds(steps)
+        inside = counted.holds(part.numbers)
         for lo, hi in again.get(part.attempt, ()):
             is_again = inside & (steps >= lo) & (steps <= hi)
             sums.num_again += int(is_again.sum())
