@@ -33,6 +33,7 @@ from rankscope.node.upload.outbox import LocalOutbox, Outbox, SpoolingOutbox, ne
 from rankscope.node.upload.server import Server
 from rankscope.node.upload.spool import Spool
 from rankscope.node.upload.uploader import Uploader
+from rankscope.node.upload.vitals import Vitals
 from rankscope.settings import SettingError, Settings
 
 EXIT_USAGE, EXIT_SOFTWARE = 64, 70
@@ -76,11 +77,14 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
     offsets = _recover(node, spool, host)
     ledger = Ledger(offsets.losses)
     outbox: Outbox
+    vitals = Vitals(run_directory.name, host)
     if spool is None:
         outbox = LocalOutbox(node, ledger)
     else:
         ledger.add("spool", "spool file damaged", spool.num_damaged)
-        outbox = SpoolingOutbox(run_directory.name, host, node, spool, offsets, ledger)
+        outbox = SpoolingOutbox(
+            run_directory.name, host, node, spool, offsets, ledger, on_record=vitals.note
+        )
     sampling = Sampling(run_directory, settings.sample_seconds, host)
     # the death watch starts in there, before nice: it must be quick, and nice is per thread
     collector = Collector(run_directory, settings, host, outbox, ledger, offsets, sampling)
@@ -97,6 +101,7 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
             on_commands=collector.take_commands,
             traces=collector.traces,
             clock=ClockExchange(collector.found.put, host=host),
+            vitals=vitals,
         )
         uploader.start()
         _begin_delivery(run_directory, settings)

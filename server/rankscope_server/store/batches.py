@@ -89,9 +89,8 @@ def _store_chunks(unit: Unit, batch: ValidatedBatch, batch_id: int) -> set[str]:
         if validated.durations is not None:
             unit.operations.add(batch.run_id, chunk.attempt, validated.durations)
         if chunk.rank >= 0:
-            for seen in validated.spans():
-                ranks.seen(chunk.attempt, seen.rank, seen.time_lo_ns, seen.step_lo, chunk.host)
-                ranks.seen(chunk.attempt, seen.rank, seen.time_hi_ns, seen.step_hi, chunk.host)
+            for span in validated.spans():
+                ranks.seen_in(chunk.attempt, span, chunk.host)
         changed.add("samples" if chunk.kind in SAMPLE_KINDS else chunk.kind)
     return changed
 

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from rankscope.wire import schema
 from rankscope.wire.backends import is_of_device
+from rankscope_server.ingest.chunks import RankSpan
 from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
 
@@ -69,6 +70,17 @@ class RankRows:
         if step:
             attempted.steps.append(step)
 
+    def seen_in(self, attempt: int, span: RankSpan, host: str) -> None:
+        """Note what a chunk shows of a rank."""
+        self.seen(attempt, span.rank, span.time_lo_ns, span.step_lo, host)
+        row, attempted = self._rows[attempt, span.rank], self.attempts[attempt]
+        row["last_seen_ns"] = max(row["last_seen_ns"], span.time_hi_ns)
+        row["step"] = max(row["step"], span.step_hi)
+        self.step = max(self.step, span.step_hi)
+        attempted.times.append(span.time_hi_ns)
+        if span.step_hi:
+            attempted.steps.append(span.step_hi)
+
     def attempt_seen(self, attempt: int, time_ns: int) -> None:
         """Note a record that belongs to no rank."""
         self.attempts.setdefault(attempt, Seen()).times.append(time_ns)
@@ -83,9 +95,11 @@ class RankRows:
             row[name] = getattr(record, name)
         row["sources"] = json.dumps(record.sources)
         row["registered_ns"] = record.time_ns
-        # The same rank of the same attempt came up again: its earlier end is history.
-        row["ended_ns"] = row["end_reason"] = row["exit_code"] = row["exit_signal"] = None
-        row["end_detail"] = ""
+        # The same rank of the same attempt came up again: its earlier end is history. An end that
+        # came past batches that waited is not.
+        if row["ended_ns"] is not None and row["ended_ns"] < record.time_ns:
+            row["ended_ns"] = row["end_reason"] = row["exit_code"] = row["exit_signal"] = None
+            row["end_detail"] = ""
 
     def state(self, record: schema.RankState) -> None:
         """Take where a rank is, if it is news."""
@@ -94,9 +108,13 @@ class RankRows:
             row["state_ns"] = record.time_ns
             row["state"] = _encode_json(record).decode()
 
-    def end(self, record: schema.RankEnded) -> None:
-        """Take how a rank ended."""
+    def end(self, record: schema.RankEnded) -> bool:
+        """Take how a rank ended, if it is news; return whether it is."""
         row = self._row(record.attempt, record.rank)
+        known_ns, known = row["ended_ns"] or 0, row["end_reason"]
+        is_older = record.time_ns < known_ns and (known != "lost" or record.reason == "lost")
+        if is_older or (record.time_ns, record.reason) == (known_ns, known):
+            return False
         row["ended_ns"] = record.time_ns
         row["end_reason"] = record.reason
         row["exit_code"] = record.exit_code
@@ -105,6 +123,7 @@ class RankRows:
         if record.reason == "clean" and row["step"] == record.last_step + 1:
             row["step"] = record.last_step  # the step that would have come next never did
             self.clean_step = max(self.clean_step, record.last_step)
+        return True
 
     def is_on_device(self, attempt: int, rank: int) -> bool:
         """Return whether a rank's host only enqueues its collectives, and times its steps.

@@ -99,9 +99,9 @@ def _rank(sink: _Sink, record: schema.RankRegistered) -> None:
 
 
 def _rank_end(sink: _Sink, record: schema.RankEnded) -> None:
-    sink.ranks.end(record)
+    is_news = sink.ranks.end(record)
     sink.changed.add("ranks")
-    if record.reason != "clean":
+    if is_news and record.reason != "clean":
         text = f"rank {record.rank} ended: {record.reason}"
         _line(sink, record, logging.ERROR, "event", "rankscope", f"{text} {record.detail}".strip())
 

@@ -78,7 +78,9 @@ class SpoolingOutbox:
         offsets: Offsets,
         ledger: Ledger,
         wall_ns: Callable[[], int] = time.time_ns,
+        on_record: Callable[[schema.Record], None] = lambda record: None,
     ) -> None:
+        self._on_record = on_record
         self._run_id = run_id
         self._host = host
         self._node_directory = node_directory
@@ -96,6 +98,7 @@ class SpoolingOutbox:
 
     def record(self, record: schema.Record) -> None:
         """Add a record that the collector made."""
+        self._on_record(record)
         self.forward(schema.encode(record))
 
     def forward(self, body: bytes) -> None:

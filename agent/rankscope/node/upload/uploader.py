@@ -16,6 +16,7 @@ from rankscope.node.upload.clock import CLOCK_PATH, ClockExchange
 from rankscope.node.upload.server import Server, ServerAnswer
 from rankscope.node.upload.spool import Spool, SpoolEntry
 from rankscope.node.upload.traces import TraceWorker
+from rankscope.node.upload.vitals import Vitals
 from rankscope.wire import schema
 
 _FIRST_BACKOFF_SECONDS, _LAST_BACKOFF_SECONDS = 0.2, 5.0
@@ -37,6 +38,7 @@ class Uploader(threading.Thread):
         on_commands: Callable[[list[schema.Command]], None] = lambda commands: None,
         traces: TraceWorker | None = None,
         clock: ClockExchange | None = None,
+        vitals: Vitals | None = None,
     ) -> None:
         super().__init__(name="rankscope-upload", daemon=True)
         self._server = server
@@ -46,6 +48,7 @@ class Uploader(threading.Thread):
         self._on_commands = on_commands
         self._traces = traces
         self._clock = clock
+        self._vitals = vitals
         self._ending = threading.Event()
         self._failures = 0
         self._failing_since = 0.0
@@ -62,6 +65,7 @@ class Uploader(threading.Thread):
             has_parts = traces is not None and traces.has_parts()
             entry = self._spool.take(timeout_seconds=0.0 if has_parts else 1.0)
             if entry is not None:
+                self._send_vitals()
                 self._send(entry)
             if traces is not None and not self._failures:
                 traces.send_part(self._server)
@@ -71,6 +75,17 @@ class Uploader(threading.Thread):
     def _ask_clock(self) -> tuple[int, str]:
         answer = self._server.send(CLOCK_PATH, b"", {})
         return answer.status, answer.text
+
+    def _send_vitals(self) -> None:
+        """Send what goes past the batches that wait; what fails comes with them."""
+        body = None if self._vitals is None else self._vitals.due(self._spool.waiting()[0])
+        if self._vitals is None or body is None:
+            return
+        answer = self._server.post(body, has_waited=False)
+        is_accepted = answer.status == 200 and answer.is_ours
+        self._vitals.sent(is_accepted=is_accepted)
+        if is_accepted and (commands := answer.commands()):
+            self._on_commands(commands)
 
     def _send(self, entry: SpoolEntry) -> None:
         try:

@@ -157,7 +157,10 @@ def _unseen_share(table: StepTable, rank: int) -> float:
     row = table.row_of.get(rank)
     if row is None or not table.num_steps:
         return 0.0
-    unseen = np.isnan(table.get("own")[row]) & (table.get("calls")[row] == 0)
+    unseen = np.isnan(table.get("own")[row])
+    if not unseen.any():
+        return 0.0
+    unseen &= table.get("calls")[row] == 0
     return float(unseen.sum()) / max(1, int(np.sum(~np.isnan(table.get("duration")[row]))))
 
 
@@ -170,8 +173,10 @@ def _hidden_waits(table: StepTable, rank: int, values: Mapping[str, float]) -> f
     if row is None:
         return 0.0
     seen = (table.flags()[row] & STEP_WAITS_UNKNOWN) == 0
+    if seen.all():
+        return 0.0
     own, blocked = (float(np.nansum(table.get(name)[row][seen])) for name in ("own", "blocked"))
-    if seen.all() or own + blocked == 0.0:
+    if own + blocked == 0.0:
         return 0.0
     work_and_waits = values["productive"] + values["blocked"]
     return max(0.0, blocked / (own + blocked) * work_and_waits - values["blocked"])
