@@ -67,13 +67,14 @@ class ClockTable:
         self._leads_cut_ns = 0
         self._drifts: dict[str, Drift] = {}
         self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
+        self._met: tuple[object, list[Meeting]] | None = None  # None once events have come
 
     def start_again(self, since_ns: int) -> None:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
         self._since_ns = max(self._since_ns, since_ns)
         self._operations.clear()
         self._waiting.clear()
-        self._estimate = None
+        self._estimate = self._met = None
 
     def add(
         self,
@@ -113,6 +114,7 @@ class ClockTable:
         clocks: Array,
     ) -> None:  # fmt: skip
         """Take events of a group; they are put into its table when that is read."""
+        self._met = None
         numbers, starts_ns = events["sequence"][places], events["arrived_ns"][places]
         late = (numbers <= self._used.get(group, 0)) & held.may_hold(numbers)
         if late.any():
@@ -213,6 +215,7 @@ class ClockTable:
                 host: column[~np.isnan(column)] for host, column in zip(hosts, leads.T, strict=True)
             }
             self._leads, self._drifts = (key, known), drifts_of(known)
+        self._met = None  # many objects; of one look both estimates are made
         return self._leads[1]
 
     def drifts(self, names: Mapping[int, str]) -> dict[str, Drift]:
@@ -225,6 +228,9 @@ class ClockTable:
 
         Notes up to which number of each group they go.
         """
+        key = (self._cut_ns, tuple(hosts), tuple(host_of.items()))
+        if self._met is not None and self._met[0] == key:
+            return self._met[1]
         place = {host: number for number, host in enumerate(hosts)}
         places = np.array(
             [place.get(clock if isinstance(clock, str) else host_of.get(clock, ""), -1)
@@ -240,7 +246,9 @@ class ClockTable:
             if len(known):
                 self._used[group] = int(held.numbers[-len(times) :][known[-1]])
             found += [(int(times[row]), meetings[row]) for row in known.tolist() if row in meetings]
-        return [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
+        meetings = [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
+        self._met = (key, meetings)
+        return meetings
 
 
 def _leads_ms(meetings: list[Meeting], num_hosts: int, cut_ns: int) -> Array:
