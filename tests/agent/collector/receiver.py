@@ -23,6 +23,7 @@ class Receiver:
         self.clock = True  # answer POST /api/v1/clock
         self.drop_answers = 0  # store so many batches and close the connection unanswered
         self.batches: dict[tuple[str, int], schema.Batch] = {}
+        self.early: dict[tuple[str, int], schema.Batch] = {}  # went past those that waited
         self.arrived: dict[tuple[str, int], float] = {}
         self.num_posts = 0
         self.num_bytes = 0  # of the bodies, as they came
@@ -47,13 +48,19 @@ class Receiver:
         self._thread.join()
 
     def take(self, body: bytes) -> None:
+        self._take(body, self.batches)
+
+    def take_early(self, body: bytes) -> None:
+        self._take(body, self.early)
+
+    def _take(self, body: bytes, batches: dict[tuple[str, int], schema.Batch]) -> None:
         raw = zstd.unpack(body, 1 << 30)
         batch = schema.decode_batch(raw)
         key = (batch.producer, batch.sequence)
         with self._lock:
             # a number must never be given to two batches
             assert self._raw.setdefault(key, raw) == raw, f"two batches are {key}"
-            self.batches[key] = batch
+            batches[key] = batch
             self.arrived.setdefault(key, time.time())
 
     def records(self, kind: type[Any]) -> list[Any]:
@@ -117,7 +124,9 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
                 200,
                 json.dumps({"accepted_records": 1, "refused": []}),
             )
-            if status == 200:
+            if status == 200 and schema.CLOCK_HEADER not in self.headers:
+                receiver.take_early(body)
+            elif status == 200:
                 receiver.take(body)
                 if receiver.drop_answers:
                     receiver.drop_answers -= 1
