@@ -35,6 +35,12 @@ COPY_ROOM = 2.5  # of the size of a database: its copy, and what is written anew
 _MIGRATION_LOCK = 0x52414E4B  # of the database server: "RANK"
 _VERSION = re.compile(r"\d{4}(_|$)")  # of all versions but the first
 WAL_LIMIT_BYTES = 64 << 20  # a larger one is cut to it once it is empty
+# Of each column the table and the name, at once: a server that starts looks at all of them.
+_COLUMNS = {
+    "sqlite": "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c",
+    "postgresql": "SELECT table_name, column_name FROM information_schema.columns"
+    " WHERE table_schema = current_schema()",
+}
 # A process that is stopped within a transaction keeps what it locked: PostgreSQL ends it then.
 STOPPED_SECONDS = 5.0
 
@@ -274,13 +280,12 @@ def _check_version(connection: sa.Connection, scripts: ScriptDirectory) -> str |
 
 def _missing(connection: sa.Connection, names: set[str]) -> str:
     """Return the first table or column that a database of the newest version lacks, or nothing."""
-    columns = sa.inspect(connection).get_multi_columns()
+    there = set(map(tuple, connection.exec_driver_sql(_COLUMNS[connection.dialect.name])))
     for table in metadata.sorted_tables:
         if table.name not in names:
             return f"table {table.name}"
-        there = {column["name"] for column in columns[None, table.name]}
         for name in table.columns.keys():
-            if name not in there:
+            if (table.name, name) not in there:
                 return f"column {name} of {table.name}"
     return ""
 
