@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import BaseRoute
 
 import rankscope
 from rankscope_server.api import failures, ingest, openapi, stream, web
@@ -77,7 +79,6 @@ def create_app(settings: Settings) -> FastAPI:
         title="Rankscope",
         version=rankscope.__version__,
         lifespan=lifespan,
-        dependencies=[Depends(authorize)],
         openapi_url="/api/v1/openapi.json",
         docs_url=None,  # its pages load scripts from elsewhere
         redoc_url=None,
@@ -91,9 +92,17 @@ def create_app(settings: Settings) -> FastAPI:
         app.add_middleware(Proxies, settings=settings)
     failures.install(app)
     openapi.install(app)
-    for router in ROUTERS:
-        app.include_router(router)
+    app.router.routes += _routes()
     return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """Return the routes that all applications share: FastAPI reads each at its first request."""
+    together = APIRouter(dependencies=[Depends(authorize)])
+    for router in ROUTERS:
+        together.include_router(router)
+    return together.routes
 
 
 __all__ = ["Service", "create_app"]
