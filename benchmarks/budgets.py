@@ -30,8 +30,7 @@ from real_ranks import Case
 from rows import Key, Rows, parser_of
 
 from rankscope.files import ring
-from rankscope.files.run_directory import COLLECTIVES_RING, STEPS_RING
-from rankscope.node.ranks.rank import rank_directories
+from rankscope.files.run_directory import COLLECTIVES_RING, STEPS_RING, rank_directories
 from rankscope.rank.hooks.collectives import SOURCES
 from rankscope.wire import schema
 from tests.score.real import ACCUSES, FALSE_ALARM, NO_FAULT, NOT_FIRED, RIGHT, record_of

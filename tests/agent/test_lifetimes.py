@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.files import ring, run_directory
+from rankscope.files.run_directory import rank_directories
 from rankscope.node.processes.asking import StackAsker, find_pyspy
-from rankscope.node.ranks.rank import rank_directories
 from rankscope.process.family import process_start_ticks
 from rankscope.wire import schema
 from tests.agent import recorded

@@ -23,6 +23,8 @@ FATAL = "fatal"
 OUTPUTS = "outputs.json"
 FLIGHT_SETUP = "flight.json"  # what the collector may ask at the socket
 FLIGHT_SOCKET = "control.sock"  # of torch's control server
+# of a rank directory, below that of the run: attempt, rank, process
+RANK_KEY = re.compile(r"(\d{1,9})/(\d{1,9})\.(\d{1,9})(?:\.\d{1,4})?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 MAX_RUN_ID_LENGTH = 80
 
@@ -50,6 +52,22 @@ def rank_directory(
         number += 1
         directory = directory.with_name(f"{rank}.{pid}.{number}")
     return directory
+
+
+def rank_directories(run_directory: Path, *, latest_only: bool = False) -> list[str]:
+    """Return the keys of the rank directories of all attempts, or of the latest one."""
+    attempts = sorted((name for name in _names(run_directory) if name.isdecimal()), key=int)
+    found = []
+    for attempt in attempts[-1:] if latest_only else attempts:
+        found += [f"{attempt}/{name}" for name in sorted(_names(run_directory / attempt))]
+    return [key for key in found if RANK_KEY.fullmatch(key)]
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def node_directory(run: Path) -> Path:

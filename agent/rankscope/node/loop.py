@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from rankscope.files import ring
-from rankscope.files.run_directory import STACKS
+from rankscope.files.run_directory import STACKS, rank_directories
 from rankscope.node.columns import chunks_of
 from rankscope.node.commands import CommandDesk
 from rankscope.node.ending import EndRules
@@ -27,7 +27,7 @@ from rankscope.node.ranks import rank as rank_files
 from rankscope.node.ranks.copies import WithoutCopies
 from rankscope.node.ranks.launchers import Launchers
 from rankscope.node.ranks.lives import Followed, Life
-from rankscope.node.ranks.rank import FollowedRank, rank_directories
+from rankscope.node.ranks.rank import FollowedRank
 from rankscope.node.sources.base import News, RankProcess
 from rankscope.node.sources.process import ProcessSampler
 from rankscope.node.sources.sampling import Sampling

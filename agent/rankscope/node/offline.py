@@ -15,12 +15,11 @@ from typing import Any
 import msgspec
 
 from rankscope.files import journal, ring
-from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.files.run_directory import COLLECTIVES_RING, rank_directories
 from rankscope.node.columns import chunks_of
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import RankOffsets
 from rankscope.node.processes.exits import ExitStatuses, reason_of
-from rankscope.node.ranks import rank as rank_files
 from rankscope.node.ranks.copies import WithoutCopies
 from rankscope.node.ranks.journals import JournalFollower
 from rankscope.node.ranks.launchers import Launchers
@@ -37,7 +36,7 @@ _MAX_SPOOLED_BYTES = 256 << 20
 
 def is_run_directory(path: Path) -> bool:
     """Return whether a directory is that of one run, as agents write it."""
-    return bool(rank_files.rank_directories(path))
+    return bool(rank_directories(path))
 
 
 class OfflineRun:
@@ -67,7 +66,7 @@ class OfflineRun:
             self._host = _host_of(directory)
             yield from self._spooled(directory)
             gone: list[FollowedRank] = []
-            for key in rank_files.rank_directories(directory):
+            for key in rank_directories(directory):
                 rank = self._rank(directory, key)
                 yield from self._read_rank(rank)
                 gone.append(rank)
@@ -220,7 +219,7 @@ def _is_alive(rank: FollowedRank, boot: bytes) -> bool:
 
 def _host_of(directory: Path, key: str = "") -> str:
     """Return the host that the ranks of a directory, or one of them, say they run on."""
-    for name in [key] if key else rank_files.rank_directories(directory):
+    for name in [key] if key else rank_directories(directory):
         for _, path in journal.segments(directory / name):
             for kind, body, _ in journal.read_frames(path, 0):
                 try:

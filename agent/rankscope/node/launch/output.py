@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 from rankscope.files import journal, ring
-from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.files.run_directory import COLLECTIVES_RING, rank_directories
 from rankscope.node.processes import exits
-from rankscope.node.ranks.rank import rank_directories
 from rankscope.output.line_records import LineRecords
 from rankscope.output.lines import Line, LineIndexer, Stream
 from rankscope.wire import schema

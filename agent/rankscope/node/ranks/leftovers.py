@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankscope.files import ring
-from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.files.run_directory import COLLECTIVES_RING, rank_directories
 from rankscope.files.start_collector import ensure_collector, take_lock
-from rankscope.node.ranks.rank import COLLECTED, rank_directories
+from rankscope.node.ranks.rank import COLLECTED
 from rankscope.process.family import process_start_ticks
 from rankscope.settings import Settings
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.files import ring
-from rankscope.files.run_directory import COLLECTIVES_RING, FATAL, STEPS_RING
+from rankscope.files.run_directory import COLLECTIVES_RING, FATAL, RANK_KEY, STEPS_RING
 from rankscope.node.columns import RankEvents, collective_events, step_events
 from rankscope.node.flight.reader import FlightReader
 from rankscope.node.losses import Ledger
@@ -28,7 +27,6 @@ from rankscope.wire import schema
 from rankscope.wire.redaction import redact
 
 COLLECTED = "collected"  # an empty file: this directory is read to the end
-_NAME = re.compile(r"(\d{1,9})/(\d{1,9})\.(\d{1,9})(?:\.\d{1,4})?")
 _HALF_MADE_SECONDS = 5.0  # a ring without a valid header is damaged after that
 _SOURCES = {
     "overwritten": "collectives", "journal full": "journal", "hook failed": "hooks",
@@ -50,7 +48,7 @@ class FollowedRank:
         host: str,
         report: Report,
     ) -> None:
-        match = _NAME.fullmatch(key)
+        match = RANK_KEY.fullmatch(key)
         assert match is not None, key
         self.key = key
         self.attempt, self.rank, self.pid = (int(part) for part in match.groups())
@@ -393,19 +391,3 @@ class FollowedRank:
                 source = _SOURCES.get(reason, "recorder")
                 self._lose(source, reason, total - self._dropped[place])
                 self._dropped[place] = total
-
-
-def rank_directories(run_directory: Path, *, latest_only: bool = False) -> list[str]:
-    """Return the keys of the rank directories of all attempts, or of the latest one."""
-    attempts = sorted((name for name in _names(run_directory) if name.isdecimal()), key=int)
-    found = []
-    for attempt in attempts[-1:] if latest_only else attempts:
-        found += [f"{attempt}/{name}" for name in sorted(_names(run_directory / attempt))]
-    return [key for key in found if _NAME.fullmatch(key)]
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
