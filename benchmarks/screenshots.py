@@ -23,7 +23,6 @@ ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-WIDTHS = (1440, 1024)
 THEMES = ("dark", "light")
 
 
@@ -42,6 +41,8 @@ def pages(url: str, run: str) -> Iterator[tuple[str, str]]:
         yield "finding", f"runs/{run}/findings/{finding['id']}"
     yield "ranks", f"runs/{run}/ranks"
     yield "rank", f"runs/{run}/ranks/0"
+    newest = ask(url, f"runs/{run}")["run"]["step"] or 1
+    yield "step", f"runs/{run}/steps/{max(1, newest - 10)}"
     for name in ("collectives", "errors", "logs", "environment", "agent"):
         yield name, f"runs/{run}/{name}"
 
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--run", default="", help="run id; default is the newest run")
     parser.add_argument("--out", type=Path, default=Path("artifacts/screenshots"))
     parser.add_argument("--only", default="", help="names of pages, separated by commas")
+    parser.add_argument("--widths", default="1440,1024", help="in pixels, separated by commas")
     parser.add_argument("--overview", type=Path, help="write one picture for the README here")
     choices = parser.parse_args()
     url = choices.url.rstrip("/")
@@ -105,7 +107,7 @@ def main() -> None:
         wanted = set(choices.only.split(",")) - {""}
         for name, path in pages(url, run):
             for theme in THEMES if not wanted or name in wanted else ():
-                for width in WIDTHS:
+                for width in map(int, choices.widths.split(",")):
                     file = choices.out / f"{name}-{theme}-{width}.png"
                     photograph(browser, f"{url}/{path}", file, theme, width)
                     print(file)

@@ -172,7 +172,7 @@ def find_parts(world: World) -> None:
         f"/api/v1/runs/{RUN}/commands", json={"kind": "stacks"}, headers=headers
     ).json()
     world.parts = {
-        "run": RUN, "rank": "0", "node": MARKER, "version": "v", "path": "x",
+        "run": RUN, "rank": "0", "step": "1", "node": MARKER, "version": "v", "path": "x",
         "finding": str(shown[0]["id"]), "id": str(asked["id"]),
         "token": world.make("read", OURS)["id"],
     }  # fmt: skip

@@ -56,7 +56,7 @@ def test_the_map_speaks_and_opens(open_page: Callable[..., Watched]) -> None:
     page.locator(".plotregion").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/ranks/{SLOW_RANK}?sel=*")
+    page.wait_for_url(f"**/steps/299?sel={SLOW_RANK}@299")
 
 
 def test_palette_and_help_open_and_close(open_page: Callable[..., Watched]) -> None:

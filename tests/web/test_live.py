@@ -137,6 +137,10 @@ def test_deep_pages_work_under_nested_prefixes(
         watched.page.locator("nav.side a", has_text="Logs").click()
         watched.settled()
         assert watched.page.url.startswith(f"{url}/runs/{SLOW}/logs")
+        watched.go(f"runs/{SLOW}/steps/200?t=1000-90000")
+        watched.page.locator(".timeline canvas").wait_for()
+        trace = watched.page.get_by_role("link", name="Trace for Perfetto").get_attribute("href")
+        assert watched.page.request.get(f"{url}/{trace}").json()["otherData"]["run"] == SLOW
         watched.page.reload()
         watched.settled()
         watched.check()

@@ -24,6 +24,9 @@ PAGES = {
     "finding": f"runs/{SLOW}/findings/first",
     "ranks": f"runs/{SLOW}/ranks?sel=5@200",
     "rank": f"runs/{SLOW}/ranks/5",
+    "step": f"runs/{SLOW}/steps/200?sel=5@200&at=0:90000",
+    "step-healthy": f"runs/{HEALTHY}/steps/100",
+    "step-first": f"runs/{FRESH}/steps/1",
     "collectives": f"runs/{SLOW}/collectives",
     "errors": f"runs/{CRASH}/errors",
     "logs": f"runs/{SLOW}/logs",
@@ -106,6 +109,8 @@ def read(url: str) -> bytes:
         ("runs/no-such-run", "There is no run"),
         (f"runs/{SLOW}/ranks/99", "There is no rank 99"),
         (f"runs/{SLOW}/findings/999999", "There is no finding"),
+        (f"runs/{SLOW}/steps/9999", "There is no step 9,999"),
+        (f"runs/{SLOW}/steps/200?ranks=99", "There are no such ranks"),
         (f"runs/{SLOW}/nothing-here", "There is no such page"),
     ],
 )

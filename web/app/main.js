@@ -28,6 +28,10 @@ const PAGES = {
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },
   finding: { load: () => import('./pages/finding.js'), api: (run, id) => runPath(run, 'findings', id) },
   ranks: { load: () => import('./pages/ranks.js'), api: (run) => runPath(run, 'ranks') },
+  step: {
+    load: () => import('./pages/step.js'),
+    api: (run, id) => (id ? runPath(run, 'steps', id) : runPath(run)),
+  },
   rank: { load: () => import('./pages/rank.js'), api: (run, id) => runPath(run, 'ranks', id) },
   collectives: { load: () => import('./pages/collectives.js'), api: (run) => runPath(run, 'collectives') },
   errors: { load: () => import('./pages/errors.js'), api: (run) => runPath(run, 'errors') },

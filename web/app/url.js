@@ -19,6 +19,8 @@ const PLACES = [
   [/^runs\/([^/]+)\/findings\/([^/]+)$/, 'finding'],
   [/^runs\/([^/]+)\/ranks$/, 'ranks'],
   [/^runs\/([^/]+)\/ranks\/(\d+)$/, 'rank'],
+  [/^runs\/([^/]+)\/steps$/, 'step'],
+  [/^runs\/([^/]+)\/steps\/(\d+)$/, 'step'],
   [/^runs\/([^/]+)\/collectives$/, 'collectives'],
   [/^runs\/([^/]+)\/errors$/, 'errors'],
   [/^runs\/([^/]+)\/logs$/, 'logs'],

@@ -558,6 +558,14 @@ export interface Findings {
   recovered_capped: Capped | null;
 }
 
+/** Operations in flight, from the call to the end; columns of one length, by lane and time. */
+export interface Flights {
+  lane: number[];
+  call: number[];
+  begin_us: number[];
+  end_us: number[];
+}
+
 /** A finding that the verdict explains. */
 export interface Folded {
   id: number | null;
@@ -622,6 +630,24 @@ export interface KindSize {
   bytes: number;
   keep_days: number;
   keep_bytes: number;
+}
+
+/** One rank of the timeline. Parts of the step are ms; null: not known. */
+export interface Lane {
+  rank: number;
+  host: string;
+  stage: number | null;
+  why: string;
+  state: 'no data' | 'not measured' | 'recorded';
+  begin_us: number | null;
+  end_us: number | null;
+  self_ms: number | null;
+  peers_ms: number | null;
+  data_ms: number | null;
+  waiting_ms: number | null;
+  communication_ms: number | null;
+  clock_ahead_ms: number | null;
+  clock_band_ms: number | null;
 }
 
 /** What an answer does not count; `count` is null where only reading it all would show it. */
@@ -916,6 +942,15 @@ export interface PairChange {
 /** How much of a trace is there. */
 export interface PartAnswer {
   received_bytes: number;
+}
+
+/** A part of the critical path: a rank works, or an operation is under way on it. */
+export interface PathPart {
+  rank: number;
+  begin_us: number;
+  end_us: number;
+  call: number;
+  is_sure: boolean;
 }
 
 /** Whether retention and deletions leave a run alone. */
@@ -1476,6 +1511,22 @@ export interface SilentRank {
   step: number;
 }
 
+/** Columns of one length, by lane and time. -1: of no operation, of no microbatch. */
+export interface Slices {
+  lane: number[];
+  kind: number[];
+  begin_us: number[];
+  end_us: number[];
+  call: number[];
+  microbatch: number[];
+}
+
+/** A step near this one, by how long it took. */
+export interface SlowStep {
+  step: number;
+  step_ms: number;
+}
+
 /** One rank began to record less of its collectives, or more, and why. */
 export interface SourceChange {
   time_ms: number;
@@ -1504,6 +1555,71 @@ export interface StackRow {
   reason: string;
   text: string;
   command_id: number | null;
+}
+
+/** Why a step is slow, or that it is not; `is_slow` is null where nothing can be compared. */
+export interface StepAnswer {
+  what: string;
+  is_slow: boolean | null;
+  cause: 'all_ranks' | 'checkpoint' | 'communication' | 'data' | 'device' | 'evaluation' | 'first_step' | 'missing' | 'none' | 'rank' | 'unknown';
+  ranks: number[];
+  step_ms: number | null;
+  reference_ms: number | null;
+  reference_text: string;
+  evidence: StepEvidence[];
+}
+
+/** One collective, or one send with its receive.  `transfer_ms` is the shortest time of a member, from its call to the end: the last to arrive waits least. `late_ms` is by how much the last came after the one before it. */
+export interface StepCall {
+  operation: string;
+  group: string;
+  group_text: string;
+  sequence: number;
+  size_bytes: number;
+  num_members: number | null;
+  num_recorded: number;
+  last_rank: number | null;
+  is_sure: boolean;
+  late_ms: number | null;
+  skew_ms: number | null;
+  transfer_ms: number | null;
+  usual_ms: number | null;
+  source: number | null;
+  target: number | null;
+}
+
+/** One fact behind the answer, and the page of the dashboard that shows it. */
+export interface StepEvidence {
+  text: string;
+  href: string | null;
+}
+
+/** One step of the lanes chosen, on one clock. Times are microseconds since `began_ms`. */
+export interface StepTimeline {
+  step: number;
+  attempt: number;
+  began_ms: number | null;
+  length_us: number;
+  world_size: number;
+  num_nodes: number;
+  answer: StepAnswer;
+  kinds: ('backward' | 'blocked' | 'bubble' | 'checkpoint' | 'communication' | 'data' | 'evaluation' | 'forward' | 'optimizer' | 'other' | 'unknown' | 'waiting' | 'work')[];
+  lanes: Lane[];
+  slices: Slices;
+  flights: Flights;
+  calls: StepCall[];
+  path: PathPart[];
+  path_text: string;
+  clock_text: string;
+  is_clock_sure: boolean;
+  phases_text: string;
+  notes: string[];
+  slowest: SlowStep[];
+  step_lo: number;
+  step_hi: number;
+  left_out: LeftOut[];
+  lanes_capped: Capped | null;
+  calls_capped: Capped | null;
 }
 
 /** What is stored, by kind and by run. Sizes are of content, without indexes. */

@@ -37,6 +37,7 @@ from rankscope_server.api.security import Guard
 from rankscope_server.api.service import Service, open_service
 from rankscope_server.api.steps import routes as steps
 from rankscope_server.api.storage import routes as storage
+from rankscope_server.api.timeline import routes as timeline
 from rankscope_server.settings import Settings
 
 GZIP_FROM_BYTES = 1_000
@@ -47,7 +48,9 @@ ROUTERS = (
     operations.metrics_router,
     ingest.router,
     preflight.router,
-    *(part.router for part in (runs, overview, report, findings, steps, ranks, machines, logs)),
+    *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
+    machines.router,
+    logs.router,
     saved_searches.router,
     commands.router,
     preflight_results.router,

@@ -291,8 +291,7 @@ function Plot({ run, view, strip }) {
     } else if (event.key === 'Enter' && spot.value) {
       const read = readSpot(view, at);
       go(
-        withQuery(runPath(run, 'ranks', String(read.row.rank_lo)), {
-          ...query.value,
+        withQuery(runPath(run, 'steps', String(at.step)), {
           sel: writeCell({ rank: read.row.rank_lo, step: at.step }),
         }),
       );
@@ -311,7 +310,7 @@ function Plot({ run, view, strip }) {
       ref: region,
       role: 'application',
       tabIndex: 0,
-      'aria-label': `Map of ${count(map.world_size)} ranks by steps ${count(map.step_lo)} to ${count(map.step_hi)}. ${map.text} Arrow keys move a cell, Space pins it, Enter opens the rank, plus and minus zoom, t shows a table.`,
+      'aria-label': `Map of ${count(map.world_size)} ranks by steps ${count(map.step_lo)} to ${count(map.step_hi)}. ${map.text} Arrow keys move a cell, Space pins it, Enter opens the step, plus and minus zoom, t shows a table.`,
       style: { height: `${plan.height}px` },
       onPointerMove: (event) => {
         const to = spotAt(event);

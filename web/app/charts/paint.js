@@ -26,13 +26,15 @@ import {
 const HATCH_PITCH = 6;
 const LEAST_CHANGE = 0.02; // of throughput; less is noise and gets no number
 
-/** The colours that a canvas needs, as the style sheet resolves them now. @param {HTMLElement} within */
-export function tokens(within) {
+const NAMES = ['fg', 'fg2', 'fg3', 'line', 'line2', 'accent', 'mark', 'surface', 't-wait'];
+
+/** The colours that a canvas needs, as the style sheet resolves them now. @param {HTMLElement} within @param {string[]} [names] */
+export function tokens(within, names = NAMES) {
   const probe = document.createElement('span');
   within.append(probe);
   /** @type {Record<string, string>} */
   const found = {};
-  for (const name of ['fg', 'fg2', 'fg3', 'line', 'line2', 'accent', 'mark', 'surface', 't-wait']) {
+  for (const name of names) {
     probe.style.color = `var(--${name})`;
     found[name] = getComputedStyle(probe).color;
   }

@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
 import { count, dateTime, kindWords, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { CappedNote, Card, CopyButton, Empty, Problem, Severity, Skeleton, When } from '../parts/bits.js';
+import { CappedNote, Card, CopyButton, Empty, OnsetStep, Problem, Severity, Skeleton, When } from '../parts/bits.js';
 import { Acknowledge, Explains, Reasons, report, spanWords } from '../parts/finding.js';
 import { Lazy } from '../parts/shell.js';
 import { el, t } from '../tags.js';
@@ -101,6 +101,7 @@ export function Page({ run, id, topic, overview, ended }) {
                 'Show on the map',
               )
             : null,
+          el(OnsetStep, { finding, run }),
           finding.onset_ms
             ? t.a(
                 {

@@ -3,9 +3,10 @@
 import { Component } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { apiHref } from '../api.js';
-import { ago, dateTime, words } from '../format.js';
+import { ago, count, dateTime, words } from '../format.js';
 import { announce, copy, now } from '../page.js';
 import { el, t } from '../tags.js';
+import { runPath, withQuery } from '../url.js';
 
 /** @typedef {import('../tags.js').Children} Children */
 
@@ -63,6 +64,16 @@ export function Ago({ ms }) {
 export function When({ ms, ended }) {
   if (!ended || ms == null) return el(Ago, { ms });
   return t.time({ dateTime: new Date(ms).toISOString() }, dateTime(ms));
+}
+
+/** To the step at which a finding began; of a hang and a crash it never ended.
+ * @param {{finding: {onset_step: number | null, cost_throughput_ratio: number | null, ranks: number[]}, run: string}} props */
+export function OnsetStep({ finding, run }) {
+  const { onset_step: step, ranks } = finding;
+  if (!step || finding.cost_throughput_ratio === null) return null;
+  const sel = ranks.length > 0 ? `${ranks[0]}@${step}` : null;
+  const href = withQuery(runPath(run, 'steps', String(step)), { sel });
+  return t.a({ class: 'button', href }, `Open step ${count(step)}`);
 }
 
 /** Copies and says so only when it did. @param {{text: string | (() => string), label?: string, what?: string, class?: string}} props */
@@ -255,6 +266,7 @@ export function useHeld(value, ref, identity) {
 const SHOWN = {
   overview: ['collectives', 'steps', 'samples', 'logs', 'events'],
   ranks: ['steps', 'events'],
+  step: ['steps', 'collectives'],
   rank: ['collectives', 'events'],
   collectives: ['collectives'],
   logs: ['logs'],

@@ -55,6 +55,10 @@ export function CellPanel({ run, cell }) {
         { class: 'button small', href: withQuery(runPath(run, 'ranks', String(cell.rank)), { sel }) },
         `Open rank ${cell.rank}`,
       ),
+      t.a(
+        { class: 'button small', href: withQuery(runPath(run, 'steps', String(cell.step)), { sel }) },
+        `Open step ${cell.step.toLocaleString('en-US')}`,
+      ),
       data?.time_ms
         ? t.a(
             {

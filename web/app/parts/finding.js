@@ -7,7 +7,7 @@ import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
-import { CappedNote, Command, CopyButton, Icon, Severity, When } from './bits.js';
+import { CappedNote, Command, CopyButton, Icon, OnsetStep, Severity, When } from './bits.js';
 
 /** @typedef {import('../../types/api.js').ShownFinding} Finding */
 /** @typedef {import('../../types/api.js').ShownVerdict} Verdict */
@@ -137,6 +137,7 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
               `Open rank ${verdict.ranks[0]}`,
             )
           : null,
+        el(OnsetStep, { finding: verdict, run }),
         el(CopyButton, { text: () => report(verdict, run), label: 'Copy report', what: 'as text' }),
         el(Acknowledge, { finding: verdict, run, changed }),
       ),

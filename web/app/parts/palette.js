@@ -36,6 +36,12 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, kee
       if (kind !== 'r' && value >= 1 && value <= lastStep)
         items.push({
           text: `Step ${count(value)}`,
+          note: 'what every rank did',
+          to: withQuery(runPath(run, 'steps', String(value)), { ranks: keep.ranks }),
+        });
+      if (kind !== 'r' && value >= 1 && value <= lastStep)
+        items.push({
+          text: `Steps around ${count(value)}`,
           note: 'on the map',
           to: withQuery(runPath(run, 'ranks'), { ...keep, steps: `${Math.max(1, value - 50)}-${value + 50}` }),
         });

@@ -36,6 +36,7 @@ export const MENU = [
     title: 'Where time goes',
     entries: [
       { name: 'ranks', title: 'Ranks by steps', part: 'ranks', key: 'r' },
+      { name: 'step', title: 'One step', part: 'steps', key: 's' },
       { name: 'collectives', title: 'Collectives', part: 'collectives', key: 'c' },
     ],
   },

@@ -96,6 +96,8 @@ RULES: dict[str, Rule] = {
             "ranks/{rank}/steps",
             "report",
             "samples",
+            "steps/{step}",
+            "steps/{step}/trace",
             "throughput",
         )
     },

@@ -40,7 +40,7 @@ def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> 
     first, last = _steps(connection, run, counted, sums)
     thinned = thinned_of(connection, replace(counted, lo=first, hi=last), run.world_size)
     num_whole = max((last - first + 1) * (1 - thinned.share), 1)
-    groups = _groups(connection, run, attempt)
+    groups = groups_of(connection, run, attempt)
     rows = []
     for key, value in sums.by_key.items():
         group = groups.get(key.group)
@@ -136,7 +136,7 @@ def _steps(
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """A process group."""
 
     ranks: list[int]
@@ -144,7 +144,7 @@ class _Group:
     is_on_device: bool  # the devices of its members wait, not their hosts
 
 
-def _groups(connection: sa.Connection, run: sa.Row[Any], attempt: int) -> dict[str, _Group]:
+def groups_of(connection: sa.Connection, run: sa.Row[Any], attempt: int) -> dict[str, Group]:
     """Return the process groups of an attempt by their names."""
     table = tables.process_group.c
     rows = connection.execute(
@@ -156,7 +156,7 @@ def _groups(connection: sa.Connection, run: sa.Row[Any], attempt: int) -> dict[s
     for row in rows:
         ranks = json.loads(row.ranks)
         text = group_text(ranks, run.world_size, row.description)
-        found[row.group] = _Group(ranks, text, is_of_device(row.backend))
+        found[row.group] = Group(ranks, text, is_of_device(row.backend))
     return found
 
 
