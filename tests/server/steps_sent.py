@@ -38,6 +38,7 @@ class Job:
     stages: int = 0
     operation: str = "all_reduce"
     flags: int = 0  # of the odd step
+    backend: str = "gloo"  # of "nccl" hosts only enqueue: they are never blocked
     rows: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,7 +96,7 @@ class Job:
                 schema.RankRegistered(
                     attempt=0, rank=rank, time_ns=BEGIN_NS, world_size=self.ranks,
                     local_rank=rank, local_world_size=self.ranks, node_rank=0,
-                    host=self.host(rank), pid=rank + 1, backend="gloo", **more,
+                    host=self.host(rank), pid=rank + 1, backend=self.backend, **more,
                 )
             )  # fmt: skip
         return found
@@ -119,14 +120,15 @@ class Job:
         columns: dict[str, Column] = dict.fromkeys(schema.STEP_COLUMNS, zero)
         for phase in ("data", "forward", "backward", "optimizer", "checkpoint", "evaluation"):
             columns[f"{phase}_ns"] = np.array([row["own"].get(phase, 0) for _, row in mine])
-        blocked = np.array([row["blocked"] for _, row in mine])
+        waits = np.array([row["blocked"] for _, row in mine])
+        blocked = waits if self.backend == "gloo" else zero
         steps = np.array([step for step, _ in mine])
         flags = np.where(steps == self.odd_step, self.flags, 0)
         columns |= {
             "step": steps,
             "started_ns": np.array([row["started"] for _, row in mine]) + self.ahead_ns(rank),
             "duration_ns": np.array([row["length"] for _, row in mine]),
-            "backward_ns": columns["backward_ns"] + blocked,  # type: ignore[operator]
+            "backward_ns": columns["backward_ns"] + waits,  # type: ignore[operator]
             "backward_blocked_ns": blocked, "microbatches": zero + 1,
             "num_collectives": zero + 1, "flags": flags,
         }  # fmt: skip
@@ -136,7 +138,10 @@ class Job:
         rows = [
             {
                 "arrived_ns": row["arrived"] + self.ahead_ns(rank), "step": step,
-                "duration_ns": row["blocked"], "blocked_ns": row["blocked"], "sequence": step,
+                "duration_ns": row["blocked"], "sequence": step,
+                "blocked_ns": row["blocked"] if self.backend == "gloo" else 0,
+                "started_ns": row["blocked"] // 2 if self.backend == "nccl" else -1,
+                "device_duration_ns": row["blocked"] // 2 if self.backend == "nccl" else -1,
                 "size_bytes": 1 << 20, "peer_rank": 0 if self.operation == "broadcast" else -1,
             }
             for step, row in mine

@@ -101,7 +101,22 @@ def test_a_wait_that_no_call_says_of_is_shown_as_that(sender: Sender) -> None:
         assert found[rank, "blocked"] == pytest.approx(blocked, abs=8)
         assert found[rank, "waiting"] == 0
     assert "counted, not recorded" in answer["notes"][0]
+    assert answer["path"] == []
+    assert answer["path_text"] == "The critical path is not known."
     assert answer["answer"]["ranks"] == [2], "self time is known without them"
+
+
+def test_the_path_ends_where_it_is_not_known_for_whom_a_rank_waited(sender: Sender) -> None:
+    job = sent(sender, Job(more={(3, "forward"): 40.0}, missing=((3, STEP),)))
+    answer = sender.get(f"/steps/{STEP}")
+    found = lengths(answer)
+    assert all(found[rank, "waiting"] == 0 for rank in range(3)), "the last may be the missing one"
+    assert found[0, "blocked"] == pytest.approx(job.rows[0, STEP]["blocked"] / 1e3, abs=2)
+    (part,) = answer["path"]
+    truth = job.rows[part["rank"], STEP]
+    own = truth["length"] - (truth["ended"] - truth["started"])
+    assert part["end_us"] - part["begin_us"] == pytest.approx(own / 1e3, abs=10)
+    assert answer["path_text"].endswith("Before that it is not known.")
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])
@@ -237,6 +252,22 @@ def test_noise_accuses_nobody(sender: Sender, seed: int) -> None:
     assert named <= 3
 
 
+def test_what_devices_did_is_not_made_up(sender: Sender) -> None:
+    """Hosts that only enqueue: no phase is drawn, and no rank is named for what is not known."""
+    job = sent(sender, Job(backend="nccl", more={(2, "backward"): 40.0}))
+    answer = sender.get(f"/steps/{STEP}")
+    assert {lane["state"] for lane in answer["lanes"]} == {"not measured"}
+    assert {row["kind"] for row in rows_of(answer)} == {"unknown"}
+    assert all(lane["self_ms"] is lane["waiting_ms"] is None for lane in answer["lanes"])
+    said = answer["answer"]
+    assert (said["is_slow"], said["cause"], said["ranks"]) == (True, "device", [])
+    flights = rows_of(answer, "flights")
+    truth = job.rows[0, STEP]
+    assert flights[0]["length_us"] == pytest.approx(truth["blocked"] / 2e3, abs=2)
+    assert "only enqueue" in " ".join(answer["notes"])
+    assert answer["path"] == []
+
+
 # --- clocks ------------------------------------------------------------------------------------
 
 
@@ -258,6 +289,22 @@ def test_a_slow_rank_does_not_shift_the_clock_of_its_host(sender: Sender) -> Non
     sent(sender, Job(hosts=2, always={(3, "backward"): 60.0}))
     ahead = [lane["clock_ahead_ms"] for lane in sender.get(f"/steps/{STEP}")["lanes"]]
     assert np.ptp(ahead) < 0.2
+
+
+def test_a_process_whose_clock_jumped_is_brought_back(sender: Sender) -> None:
+    job = Job(more={(3, "backward"): 40.0})
+    sender.send(*job.records())
+    jumped = Job(more={(3, "backward"): 40.0}, ahead_ms=(700.0,))
+    ranks = {0: job, 1: job, 2: jumped, 3: job}
+    sender.send(
+        chunks=[one for rank, of in ranks.items() for one in of.chunks() if one.rank == rank]
+    )
+    answer = sender.get(f"/steps/{STEP}")
+    assert "The clock of rank 2 is up to 700 ms off" in answer["clock_text"]
+    begins = [lane["begin_us"] for lane in answer["lanes"]]
+    truth = [job.rows[rank, STEP]["started"] / 1e3 for rank in range(4)]
+    assert np.ptp(np.array(begins) - np.array(truth)) < 200
+    assert answer["answer"]["ranks"] == [3]
 
 
 def test_without_a_common_operation_clocks_are_not_known(sender: Sender) -> None:

@@ -114,28 +114,21 @@ export function rasterise(columns, lane, view, line, severity, wide = null, room
   const stop = columns.first[lane + 1];
   const start = firstAfter(columns, lane, view[0]);
   let i = start;
-  let small = false;
   for (; i < stop && begin[i] < view[1]; i += 1) {
     if (end[i] <= view[0]) continue;
     const x0 = (begin[i] - view[0]) * scale;
     const x1 = (end[i] - view[0]) * scale;
     if (x1 - x0 < 1) {
-      small = true;
+      const x = Math.min(width - 1, Math.max(0, Math.floor(x0)));
+      if (line[x] === NOTHING || severity[kind[i]] > severity[line[x]]) line[x] = kind[i];
       continue;
     }
-    const from = x0 <= 0 ? 0 : Math.round(x0);
+    let from = x0 <= 0 ? 0 : Math.round(x0);
     const to = x1 >= width ? width : Math.round(x1);
+    // A worse one below a pixel, just before, keeps its pixel.
+    if (to - from > 1 && line[from] !== NOTHING && severity[line[from]] > severity[kind[i]]) from += 1;
     line.fill(kind[i], from, to);
     if (wide && to - from >= room) wide.push(i);
-  }
-  if (small) {
-    for (let k = start; k < i; k += 1) {
-      if (end[k] <= view[0]) continue;
-      const x0 = (begin[k] - view[0]) * scale;
-      if ((end[k] - begin[k]) * scale >= 1) continue;
-      const x = Math.min(width - 1, Math.max(0, Math.floor(x0)));
-      if (line[x] === NOTHING || severity[kind[k]] > severity[line[x]]) line[x] = kind[k];
-    }
   }
   return i - start;
 }

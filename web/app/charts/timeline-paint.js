@@ -17,6 +17,7 @@ const PARTS = ['data', 'fwd', 'bwd', 'comm', 'wait', 'opt', 'other'];
 const DARK_TEXT = new Set(['data', 'wait', 'opt']);
 const MOST_ARROWS = 400;
 const MOST_TEXTS = 600;
+const LEAST_PATH = 0.75; // pixels
 
 /** The colours of this theme. @param {HTMLElement} within */
 export function timelineColours(within) {
@@ -187,6 +188,7 @@ function paintPath(context, { model, plan, view, width, colours }) {
       before = { lane: laneOf.get(part.rank) ?? -1, x: right };
       continue;
     }
+    if (right - Math.max(left, last) < LEAST_PATH) continue; // what is before and after it shows
     context.fillStyle = part.call >= 0 ? colours['t-comm'] : colours.fg2;
     context.globalAlpha = part.is_sure ? 1 : 0.55;
     const from = Math.max(left, last);

@@ -68,8 +68,8 @@ export function callWords(call) {
   return `${call.operation}${between}${call.size_bytes > 0 ? ` of ${bytes(call.size_bytes)}` : ''}`;
 }
 
-/** @param {{run: string, model: Model, onView: (view: View) => void}} props */
-export function Timeline({ run, model, onView }) {
+/** `shown` is what of the step is in view. @param {{run: string, model: Model, shown: import('@preact/signals').Signal<View>}} props */
+export function Timeline({ run, model, shown }) {
   const { data } = model;
   const plot = useRef(/** @type {HTMLDivElement | null} */ (null));
   const width = useWidth(plot);
@@ -81,7 +81,7 @@ export function Timeline({ run, model, onView }) {
       { class: 'plotframe' },
       t.div(
         { class: 'plot', ref: plot, style: { minHeight: `${plan.height}px` } },
-        width > 0 ? el(Plot, { model, plan, width, onView }) : null,
+        width > 0 ? el(Plot, { model, plan, width, shown }) : null,
       ),
     ),
   );
@@ -107,7 +107,7 @@ function Gutter({ run, data, plan }) {
   const every = Math.max(1, Math.ceil(15 / plan.pitch));
   return t.div(
     { class: 'gutter', style: { height: `${plan.height}px` } },
-    t.div({ class: 'lanename', style: { top: '1px', height: '14px' } }, t.b(null, 'Critical path')),
+    t.div({ class: 'lanename', style: { top: '1px', height: '14px' } }, t.b(null, 'Critical path'), data.path.length > 0 ? null : t.span({ class: 'faint' }, 'not known')),
     plan.rows.map((row) => {
       const lane = data.lanes[row.lane];
       if (row.lane % every !== 0) return null;
@@ -132,8 +132,8 @@ function Gutter({ run, data, plan }) {
   );
 }
 
-/** @param {{model: Model, plan: import('./timeline-maths.js').Plan, width: number, onView: (view: View) => void}} props */
-function Plot({ model, plan, width, onView }) {
+/** @param {{model: Model, plan: import('./timeline-maths.js').Plan, width: number, shown: import('@preact/signals').Signal<View>}} props */
+function Plot({ model, plan, width, shown }) {
   const { data, slices } = model;
   const length = data.length_us;
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
@@ -182,7 +182,7 @@ function Plot({ model, plan, width, onView }) {
     const asked = readView(query.value.t, length);
     if (writeView(asked, length) !== writeView(view.current, length) || view.current[1] > length) {
       view.current = asked;
-      onView(asked);
+      shown.value = asked;
     }
     draw();
   }, [data, query.value.t, width, look, fonts, plan, call, lane, colours]);
@@ -191,7 +191,7 @@ function Plot({ model, plan, width, onView }) {
     view.current = clampView(to, length);
     spot.value = spot.value && { ...spot.value, x: xOf(spot.value.time) };
     draw();
-    onView(view.current);
+    shown.value = view.current;
     clearTimeout(commit.current);
     const write = () => setQuery({ t: writeView(view.current, length) }, { replace: !push });
     if (push) write();

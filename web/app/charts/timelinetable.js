@@ -22,17 +22,18 @@ const SUMS = [
   ['clock_band_ms', 'Known within'],
 ];
 
-/** @param {{run: string, model: import('./timeline-paint.js').Model, view: import('./timeline-maths.js').View}} props */
+/** @param {{run: string, model: import('./timeline-paint.js').Model, view: import('@preact/signals').Signal<import('./timeline-maths.js').View>}} props */
 export function TimelineTable({ run, model, view }) {
   const [sort, setSort] = useState(/** @type {keyof Lane} */ ('rank'));
   const { data, slices } = model;
+  const [low, high] = view.value;
   const value = (/** @type {Lane} */ lane) => (sort === 'rank' ? -lane.rank : Number(lane[sort] ?? -1));
   const lanes = sort === 'rank' ? data.lanes : [...data.lanes].sort((a, b) => value(b) - value(a));
   /** @type {{lane: number, i: number}[]} */
   const rows = [];
   let total = 0;
   for (let lane = 0; lane < data.lanes.length; lane += 1)
-    for (let i = firstAfter(slices, lane, view[0]); i < slices.first[lane + 1] && slices.begin[i] < view[1]; i += 1) {
+    for (let i = firstAfter(slices, lane, low); i < slices.first[lane + 1] && slices.begin[i] < high; i += 1) {
       total += 1;
       if (rows.length < SHOWN) rows.push({ lane, i });
     }

@@ -1,5 +1,6 @@
 /** One step: why it is slow or that it is not, in a sentence; then what every rank did when. */
 
+import { signal } from '@preact/signals';
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { apiHref, csvHref, useApi } from '../api.js';
 import { modelOf, Timeline } from '../charts/timeline.js';
@@ -198,7 +199,11 @@ function Answer({ run, data }) {
 /** @param {{run: string, data: StepTimeline, path: string}} props */
 function TimelineCard({ run, data, path }) {
   const [table, setTable] = useState(false);
-  const [view, setView] = useState(/** @type {import('../charts/timeline-maths.js').View} */ ([0, data.length_us]));
+  // A signal: a frame of the timeline must not render the card.
+  const view = useMemo(
+    () => signal(/** @type {import('../charts/timeline-maths.js').View} */ ([0, data.length_us])),
+    [data],
+  );
   const model = useMemo(() => modelOf(data), [data]);
   useKeys([{ keys: 't', text: 'The timeline as a table, and back', run: () => setTable((old) => !old) }], []);
   const { ranks } = query.value;
@@ -250,7 +255,7 @@ function TimelineCard({ run, data, path }) {
           : null,
       ),
     ),
-    t.div({ hidden: table }, el(Guard, { what: 'The timeline' }, el(Timeline, { run, model, onView: setView }))),
+    t.div({ hidden: table }, el(Guard, { what: 'The timeline' }, el(Timeline, { run, model, shown: view }))),
     table
       ? el(Lazy, {
           load: () => import('../charts/timelinetable.js'),

@@ -15,6 +15,7 @@ from rankscope_server.text import rank_list
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _MAX_PARTS = 2_000
+_LOOSE_SHARE = 0.05  # of a step: a rank that was blocked longer for no known call did not work
 _SHOWN = 3  # ranks that the sentence names
 
 
@@ -49,16 +50,25 @@ def critical_path(recorded: Recorded, matched: Matched) -> Path:
     ended = np.where(known, started + length, 0)
     rank, at = int(np.argmax(ended)), int(ended.max())
     calls = matched.calls
-    ends, waited = matched.ended_ns, matched.blocker >= 0
+    ends = matched.ended_ns
+    # A long wait of which it is not known for whom is where the path is lost.
+    is_lost = ~matched.is_split & (calls.waited_ns > _LOOSE_SHARE * length[calls.rank])
+    waited = (matched.blocker >= 0) | is_lost
+    is_located = _is_located(recorded, matched)
     found: list[Stretch] = []
     while len(found) < _MAX_PARTS:
         low, high = np.searchsorted(calls.rank, (rank, rank + 1)).tolist()
         mine = np.arange(low, high)
         mine = mine[waited[low:high] & (ends[low:high] <= at) & (ends[low:high] > started[rank])]
         if not len(mine):
+            if not is_located[rank]:
+                return Path(found[::-1], False)
             found.append(Stretch(rank, min(int(started[rank]), at), at, -1, True))
             return Path(found[::-1], True)
         call = int(mine[np.argmax(ends[mine])])
+        if is_lost[call]:
+            found.append(Stretch(rank, int(ends[call]), at, -1, True))
+            return Path(found[::-1], False)
         operation = int(matched.of[call])
         blocker = int(matched.blocker[call])
         theirs = matched.calls_of(operation)
@@ -75,6 +85,14 @@ def critical_path(recorded: Recorded, matched: Matched) -> Path:
             return Path(found[::-1], bool(known[blocker]) and came < at)
         rank, at = blocker, came
     return Path(found[::-1], False)
+
+
+def _is_located(recorded: Recorded, matched: Matched) -> Array:
+    """Return of which ranks nearly all of the blocked time is that of calls: the rest is work."""
+    cells, calls = recorded.cells, matched.calls
+    waits = np.bincount(calls.rank, calls.waited_ns, recorded.height) / 1e6
+    known: Array = cells["blocked"] - waits <= _LOOSE_SHARE * cells["step"]
+    return known  # false where either is NaN
 
 
 def _is_ordered(recorded: Recorded, rank: int, other: int, idle_ns: int) -> bool:

@@ -59,6 +59,10 @@ _PIPED_TEXT = (
     "Waits and operations are where they were; what is between a receive and a send is forward or "
     "backward by where it goes."
 )
+_TURNS_TEXT = (
+    "Waits and operations are where they were; ranks hold several stages, so what is forward and "
+    "what is backward between them is not known."
+)
 
 
 def step_timeline(
@@ -441,6 +445,8 @@ def _path_parts(
 def _phases_text(recorded: Recorded) -> str:
     if any(place.is_piped for place in recorded.places):
         return _PIPED_TEXT
+    if any(place.stage >= 0 for place in recorded.places):
+        return _TURNS_TEXT
     if np.nanmax(np.nan_to_num(recorded.cells["microbatches"]), initial=0) > 1:
         return f"{_ORDER_TEXT} Each microbatch has an equal share of them."
     return _ORDER_TEXT

@@ -82,7 +82,7 @@ def lane_of(recorded: Recorded, matched: Matched, parts: dict[str, Array], rank:
     own_ms: dict[str, float] = {phase: float(parts[phase][rank]) for phase in _ORDER}
     if np.isnan(cells["blocked"][rank]) or any(np.isnan(list(own_ms.values()))):
         return Lane(rank, [Slice("unknown", began, ended)], "not measured")
-    waits = waits_of(recorded, matched, mine, began, ended)
+    waits = waits_of(recorded, matched, mine, began, ended - _tail_ns(recorded, rank, own_ms))
     located = sum(wait.end_ns - wait.begin_ns for wait in waits)
     rest = float(cells["blocked"][rank]) * 1e6 - located
     gaps = list(_gaps(waits, began, ended))
@@ -94,6 +94,15 @@ def lane_of(recorded: Recorded, matched: Matched, parts: dict[str, Array], rank:
         lane.slices += fill(gaps, _in_order(recorded, rank, own_ms, rest))
     lane.slices.sort(key=lambda one: one.begin_ns)
     return lane
+
+
+def _tail_ns(recorded: Recorded, rank: int, own_ms: dict[str, float]) -> int:
+    """Return how long the optimizer's time after the last wait is.
+
+    Ends that callbacks report may be later than the wait was over; no rank waits in the optimizer.
+    """
+    late = recorded.cells["optimizer_blocked"][rank] + own_ms["checkpoint"] + own_ms["evaluation"]
+    return round(1e6 * own_ms["optimizer"]) if late == 0 else 0
 
 
 def waits_of(
@@ -116,7 +125,7 @@ def waits_of(
             continue
         turn = begin
         if matched.is_split[call]:
-            comes = int(ends[place]) - int(waited[place]) + int(matched.idle_ns[call])
+            comes = end - int(waited[place]) + int(matched.idle_ns[call])
             turn = min(max(comes, begin), end)
             is_other_stage = is_p2p[calls.operation[call]] and _other_stage(recorded, calls, call)
             if turn > begin:
@@ -153,6 +162,11 @@ def _in_order(
 
     A wait that no call says of stands after the backward pass.
     """
+    after = [Part(kind, 1e6 * own_ms[kind]) for kind in _ORDER[4:]]
+    blocked = [Part("blocked", rest_ns)] if rest_ns > 0 else []
+    if recorded.places[rank].stage >= 0:  # of several stages: forward and backward take turns
+        work = sum(own_ms[kind] for kind in ("forward", "backward", "other"))
+        return [Part("data", 1e6 * own_ms["data"]), Part("work", 1e6 * work), *blocked, *after]
     count = np.nan_to_num(recorded.cells["microbatches"][rank])
     times = int(min(max(count, 1), _MAX_REPEATED))
     repeated = [
@@ -162,8 +176,6 @@ def _in_order(
         if kind in _REPEATED
     ]
     before = [Part("other", 1e6 * own_ms["other"])]
-    after = [Part(kind, 1e6 * own_ms[kind]) for kind in _ORDER[4:]]
-    blocked = [Part("blocked", rest_ns)] if rest_ns > 0 else []
     return [*before, *repeated, *blocked, *after]
 
 

@@ -54,17 +54,17 @@ def trace_parts(
     """Yield the JSON of some steps, of some ranks or of all."""
     trace = _Trace()
     comma = b""
-    with engine.connect() as connection:
-        for step in range(first, last + 1):
+    for step in range(first, last + 1):
+        with engine.connect() as connection:  # none is held while a slow reader takes its time
             recorded = read_step(connection, run, step)
-            origin, _ = span_of(recorded)
-            if step == first:
-                trace.origin_ns = origin
-                yield _head(run, first, last, recorded)
-            events = _events(trace, recorded, ranks) if origin else []
-            if events:
-                yield comma + b",\n".join(map(_encode, events))
-                comma = b",\n"
+        origin, _ = span_of(recorded)
+        if step == first:
+            trace.origin_ns = origin
+            yield _head(run, first, last, recorded)
+        events = _events(trace, recorded, ranks) if origin else []
+        if events:
+            yield comma + b",\n".join(map(_encode, events))
+            comma = b",\n"
     yield b"\n]}\n"
 
 
