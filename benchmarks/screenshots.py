@@ -1,7 +1,9 @@
-"""Photograph every page of the dashboard in both themes and two widths, for a look by eye.
+"""Photograph every page of the dashboard in both themes and some widths, for a look by eye.
 
     python benchmarks/screenshots.py --url http://127.0.0.1:8787 --out /tmp/shots
     python benchmarks/screenshots.py --url ... --run RUN --overview docs/overview.png
+    python benchmarks/screenshots.py --url ... --only compare --run RUN --before EARLIER \\
+        --widths 420,1024,1440,2560
 
 With `--overview FILE` it takes one picture of the run's overview for the README instead.
 """
@@ -31,7 +33,7 @@ def ask(url: str, path: str) -> Any:
         return json.load(reply)
 
 
-def pages(url: str, run: str) -> Iterator[tuple[str, str]]:
+def pages(url: str, run: str, before: str) -> Iterator[tuple[str, str]]:
     """Yield a name and a path for each page that has something to show."""
     yield "runs", "runs"
     yield "overview", f"runs/{run}"
@@ -45,6 +47,7 @@ def pages(url: str, run: str) -> Iterator[tuple[str, str]]:
     yield "step", f"runs/{run}/steps/{max(1, newest - 10)}"
     for name in ("collectives", "errors", "logs", "environment", "agent"):
         yield name, f"runs/{run}/{name}"
+    yield "compare", f"compare?b={run}{'&a=' + before if before else ''}"
 
 
 def settle(page: Page) -> None:
@@ -91,6 +94,10 @@ def main() -> None:
     parser.add_argument("--url", required=True, help="address of the server")
     parser.add_argument("--run", default="", help="run id; default is the newest run")
     parser.add_argument("--out", type=Path, default=Path("artifacts/screenshots"))
+    parser.add_argument("--before", default="", help="run to compare with; default by name")
+    parser.add_argument(
+        "--widths", default=",".join(map(str, WIDTHS)), help="of the window, in pixels"
+    )
     parser.add_argument("--only", default="", help="names of pages, separated by commas")
     parser.add_argument("--widths", default="1440,1024", help="in pixels, separated by commas")
     parser.add_argument("--overview", type=Path, help="write one picture for the README here")
@@ -105,7 +112,7 @@ def main() -> None:
             return
         choices.out.mkdir(parents=True, exist_ok=True)
         wanted = set(choices.only.split(",")) - {""}
-        for name, path in pages(url, run):
+        for name, path in pages(url, run, choices.before):
             for theme in THEMES if not wanted or name in wanted else ():
                 for width in map(int, choices.widths.split(",")):
                     file = choices.out / f"{name}-{theme}-{width}.png"

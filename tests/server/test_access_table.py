@@ -82,7 +82,7 @@ class World:
             parts["id"] = self.parts["finding"]
         query = dict(QUERIES.get(name, {}))
         if path.endswith("/compare"):
-            query["before"] = parts["id"]
+            query["before"] = parts["id"] if "/preflight/" in path else parts["run"]
         path = re.sub(r"\{(\w+)(:path)?\}", lambda match: parts[match[1]], path)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         body = {"json": BODIES[name]} if name in BODIES else {}
@@ -283,3 +283,21 @@ def test_a_run_of_another_project_takes_no_batch(world: World) -> None:
             },
         )  # fmt: skip
         assert reply.status_code == status, reply.text
+
+
+def test_the_run_to_compare_with_is_of_the_senders_project_too(world: World) -> None:
+    own = "run-of-beta"
+    seed_run(world.server.url, world.tokens["ingest", THEIRS], run_id=own, ranks=2, steps=20)
+    headers = {"Authorization": f"Bearer {world.tokens['read', THEIRS]}"}
+
+    def compared(before: str) -> httpx.Response:
+        path = f"/api/v1/runs/{own}/compare"
+        return world.client.get(path, params={"before": before}, headers=headers)
+
+    assert compared(own).status_code == 200
+    foreign, gone = compared(RUN), compared("no-such-run")
+    assert foreign.status_code == gone.status_code == 404
+    left, right = (reply.json()["error"]["what"] for reply in (foreign, gone))
+    assert left.replace(RUN, "no-such-run") == right
+    nothing = world.client.get(f"/api/v1/runs/{own}/compare", headers=headers)
+    assert nothing.json()["before"] is None, "the run before is one of the same project"

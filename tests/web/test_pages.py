@@ -34,6 +34,10 @@ PAGES = {
     "agent": f"runs/{FRESH}/agent?for=1",
     "agent-over": f"runs/{SLOW}/agent",
     "machines": f"runs/{SLOW}/machines",
+    "compare": f"compare?a={HEALTHY}&b={SLOW}",
+    "compare-within": f"compare?a={SLOW}&b={SLOW}&a_steps=11-120&b_steps=121-300",
+    "compare-nothing": "compare",
+    "compare-alone": f"compare?b={HEALTHY}",
 }
 MAX_MODULES, MAX_REQUESTS, MAX_FIRST_ROUTE_BYTES = 25, 30, 150 * 1024
 

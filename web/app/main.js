@@ -6,9 +6,9 @@ import { Failure } from './api.js';
 import { setTitle } from './page.js';
 import { Empty, Guard, Problem, Removed } from './parts/bits.js';
 import { Shell, useRun } from './parts/shell.js';
-import { go, place } from './router.js';
+import { go, place, query } from './router.js';
 import { el, t } from './tags.js';
-import { path, runPath } from './url.js';
+import { comparePath, path, runPath } from './url.js';
 
 /** @typedef {import('../types/api.js').Overview} Overview */
 
@@ -23,6 +23,7 @@ const PAGES = {
   storage: { load: () => import('./pages/storage.js'), api: () => 'storage' },
   alerts: { load: () => import('./pages/alerts.js'), api: () => 'alerts' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
+  compare: { load: () => import('./pages/compare.js'), api: () => comparePath(query.value) ?? 'runs' },
   access: { load: () => import('./pages/access.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },

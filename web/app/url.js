@@ -14,6 +14,7 @@ const PLACES = [
   [/^sign-in$/, 'signin'],
   [/^storage$/, 'storage'],
   [/^access$/, 'access'],
+  [/^compare$/, 'compare'],
   [/^runs\/([^/]+)$/, 'overview'],
   [/^runs\/([^/]+)\/findings$/, 'findings'],
   [/^runs\/([^/]+)\/findings\/([^/]+)$/, 'finding'],
@@ -81,6 +82,21 @@ export function readRank(text) {
 export function readCell(text) {
   const found = /^(\d+)@(\d+)$/.exec(text ?? '');
   return found ? { rank: Number(found[1]), step: Number(found[2]) } : null;
+}
+
+/** The comparison that a query names, as an address of the API; null where the later run is not named. @param {Record<string, string>} query */
+export function comparePath(query) {
+  if (!query.b) return null;
+  const [old, now] = [readRange(query.a_steps), readRange(query.b_steps)];
+  return withQuery(runPath(query.b, 'compare'), {
+    before: query.a,
+    before_attempt: query.a_attempt,
+    before_from: old?.[0],
+    before_to: old?.[1],
+    attempt: query.b_attempt,
+    from: now?.[0],
+    to: now?.[1],
+  });
 }
 
 /** @param {{rank: number, step: number}} cell */

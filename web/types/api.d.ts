@@ -332,6 +332,105 @@ export interface Commands {
   capped: Capped | null;
 }
 
+/** A fact, a node or an option that differs. */
+export interface CompareFact {
+  fact: string;
+  kind: string;
+  severity: 'critical' | 'info' | 'warning';
+  text: string;
+  before: string[];
+  after: string[];
+}
+
+/** A finding of one side or of both, by its kind and whom it names. */
+export interface CompareFinding {
+  kind: string;
+  severity: string;
+  what: string;
+  ranks: number[];
+  cost_throughput_ratio: number | null;
+  before_id: number | null;
+  after_id: number | null;
+  before_run: string;
+  after_run: string;
+}
+
+/** How much is done: work of a step, work in a second. */
+export interface CompareRate {
+  name: string;
+  label: string;
+  unit: string;
+  before: number | null;
+  after: number | null;
+  ratio: number | null;
+}
+
+/** A step, or one of its parts, of each side; pairs of blocks differ by low to high ms. */
+export interface CompareRow {
+  part: string;
+  label: string;
+  before_median_ms: number | null;
+  before_p95_ms: number | null;
+  after_median_ms: number | null;
+  after_p95_ms: number | null;
+  difference_ms: number | null;
+  low_ms: number | null;
+  high_ms: number | null;
+  ratio: number | null;
+  state: 'longer' | 'same' | 'shorter' | 'unknown';
+}
+
+/** One of the two: a run, one of its attempts, some of its steps. */
+export interface CompareSide {
+  run_id: string;
+  name: string;
+  label: string;
+  status: 'ended' | 'failed' | 'running' | 'silent' | 'starting' | 'stuck';
+  started_ms: number | null;
+  is_imported: boolean;
+  world_size: number | null;
+  num_nodes: number | null;
+  attempt: number;
+  attempts: number[];
+  step_lo: number;
+  step_hi: number;
+  first_step: number;
+  last_step: number;
+  num_steps: number;
+  onset_step: number | null;
+  code: Record<string, string>;
+}
+
+/** Steps of each side by their time, in bins of one width; and how many are beyond the last. */
+export interface CompareTimes {
+  edges_ms: number[];
+  before: number[];
+  after: number[];
+  before_beyond: number;
+  after_beyond: number;
+}
+
+/** What changed from one window of steps to another. */
+export interface Comparison {
+  text: string;
+  before: CompareSide | null;
+  after: CompareSide;
+  step: CompareRow | null;
+  parts: CompareRow[];
+  rates: CompareRate[];
+  times: CompareTimes | null;
+  facts: CompareFact[];
+  num_common_facts: number;
+  unknown_facts: string[];
+  findings: CompareFinding[];
+  not_comparable: string[];
+  noise_text: string;
+  facts_capped: Capped | null;
+  unknown_capped: Capped | null;
+  findings_capped: Capped | null;
+  left_out: LeftOut[];
+}
+
 /** How many of what there are. */
 export interface Counts {
   findings_open: number;

@@ -22,6 +22,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.report", "ReportCommand"),
     ("rankscope.cli.ask", "AskCommand"),
     ("rankscope.cli.runs", "RunsCommand"),
+    ("rankscope.cli.diff", "DiffCommand"),
     ("rankscope.cli.import_", "ImportCommand"),
     ("rankscope.cli.alerts", "AlertsCommand"),
     ("rankscope.cli.advice", "AdviceCommand"),

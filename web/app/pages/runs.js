@@ -29,6 +29,7 @@ export function Page() {
   const answer = /** @type {import('../api.js').Answer<Runs>} */ (useApi(path, { everyMs: 5000 }));
   const list = useRef(/** @type {HTMLDivElement | null} */ (null));
   const { shown } = useHeld(answer.data, list, path);
+  const [chosen, setChosen] = useState(/** @type {RunSummary[]} */ ([]));
   const urgent = shown?.runs.filter(needsAttention) ?? [];
   const filtered = q !== '' || status !== '';
   const sentence = !shown
@@ -72,6 +73,7 @@ export function Page() {
         note: `${count(shown.total)}${filtered ? ' match' : ''}, newest first`,
         tools: [
           el(Filters, { key: 'f' }),
+          el(CompareLink, { key: 'd', chosen }),
           t.a({ key: 's', href: 'storage' }, 'Storage'),
           t.a({ key: 'c', href: csvHref(path) }, 'CSV'),
         ],
@@ -91,11 +93,12 @@ export function Page() {
               t.th({ class: 'num' }, 'Step'),
               t.th({ class: 'num' }, 'Started'),
               t.th({ class: 'num' }, 'Length'),
+              t.th(null, 'Compare'),
             ),
           ),
           t.tbody(
             null,
-            shown.runs.map((run) => el(RunRow, { key: run.run_id, run })),
+            shown.runs.map((run) => el(RunRow, { key: run.run_id, run, chosen, choose: setChosen })),
           ),
         ),
       ),
@@ -144,8 +147,16 @@ function Urgent({ run }) {
   );
 }
 
-/** @param {{run: RunSummary}} props */
-function RunRow({ run }) {
+/** Leads to the comparison of two chosen runs, the earlier one first. @param {{chosen: RunSummary[]}} props */
+function CompareLink({ chosen }) {
+  if (chosen.length < 2) return chosen.length === 1 ? t.span({ class: 'faint' }, 'Choose one more to compare') : null;
+  const [a, b] = [...chosen].sort((one, other) => (one.started_ms ?? 0) - (other.started_ms ?? 0));
+  return t.a({ class: 'button small', href: withQuery('compare', { a: a.run_id, b: b.run_id }) }, 'Compare the two');
+}
+
+/** @param {{run: RunSummary, chosen: RunSummary[], choose: (runs: RunSummary[]) => void}} props */
+function RunRow({ run, chosen, choose }) {
+  const isChosen = chosen.some((one) => one.run_id === run.run_id);
   const end = run.ended_ms ?? (LIVE.has(run.status) ? now.value : run.last_seen_ms);
   return t.tr(
     null,
@@ -182,6 +193,20 @@ function RunRow({ run }) {
     t.td({ class: 'num' }, run.step ? count(run.step) : t.span({ class: 'faint' }, 'none yet')),
     t.td({ class: 'num nowrap' }, el(Ago, { ms: run.started_ms })),
     t.td({ class: 'num nowrap' }, run.started_ms && end ? duration(end - run.started_ms) : '–'),
+    t.td(
+      null,
+      t.label(
+        { class: 'pick' },
+        t.input({
+          type: 'checkbox',
+          checked: isChosen,
+          'aria-label': `Compare ${run.name || run.run_id}`,
+          // a third one takes the place of the first
+          onChange: () =>
+            choose(isChosen ? chosen.filter((one) => one.run_id !== run.run_id) : [...chosen, run].slice(-2)),
+        }),
+      ),
+    ),
   );
 }
 

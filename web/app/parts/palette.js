@@ -51,7 +51,11 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, kee
         items.push({ text: host, note: 'its log lines', to: withQuery(runPath(run, 'logs'), { host }) });
     for (const entry of MENU.flatMap((group) => group.entries))
       if (entry.title.toLowerCase().includes(wanted))
-        items.push({ text: entry.title, note: 'page', to: withQuery(runPath(run, entry.part), keep) });
+        items.push({
+          text: entry.title,
+          note: 'page',
+          to: entry.href?.(run) ?? withQuery(runPath(run, entry.part), keep),
+        });
     for (const one of findings)
       if (one.what.toLowerCase().includes(wanted))
         items.push({ text: one.what, note: 'finding', to: runPath(run, 'findings', String(one.id)) });

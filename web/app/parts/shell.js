@@ -13,7 +13,7 @@ import { Icon } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Overview} Overview */
 /** @typedef {import('../tags.js').Children} Children */
-/** @typedef {{name: string, title: string, part: string, key: string, count?: (run: Overview) => number, noun?: string, tone?: string}} Entry */
+/** @typedef {{name: string, title: string, part: string, key: string, href?: (run: string) => string, count?: (run: Overview) => number, noun?: string, tone?: string}} Entry */
 
 /** The pages of a run. The key follows `g`. @type {{title: string, entries: Entry[]}[]} */
 export const MENU = [
@@ -38,6 +38,13 @@ export const MENU = [
       { name: 'ranks', title: 'Ranks by steps', part: 'ranks', key: 'r' },
       { name: 'step', title: 'One step', part: 'steps', key: 's' },
       { name: 'collectives', title: 'Collectives', part: 'collectives', key: 'c' },
+      {
+        name: 'compare',
+        title: 'Compare',
+        part: '',
+        key: 'd',
+        href: (run) => withQuery('compare', { b: run }),
+      },
     ],
   },
   {
@@ -95,7 +102,7 @@ export function Shell({ run, overview, apiPath, children }) {
         ? MENU.flatMap((group) => group.entries).map((entry) => ({
             keys: `g ${entry.key}`,
             text: `Go to ${entry.title.toLowerCase()}`,
-            run: () => go(menuHref(run, entry.part)),
+            run: () => go(menuHref(run, entry)),
           }))
         : []),
       { keys: 'g a', text: 'Go to all runs', run: () => go('runs') },
@@ -142,9 +149,9 @@ function searchHere(otherwise) {
   } else otherwise();
 }
 
-/** @param {string} run @param {string} part */
-function menuHref(run, part) {
-  return withQuery(runPath(run, part), carried(query.value));
+/** @param {string} run @param {Entry} entry */
+export function menuHref(run, entry) {
+  return entry.href?.(run) ?? withQuery(runPath(run, entry.part), carried(query.value));
 }
 
 /** A component that loads when it is first shown. @param {{load: () => Promise<any>, pick: string, props: any}} props */
@@ -258,7 +265,7 @@ function Sidebar({ run, overview }) {
             return t.a(
               {
                 key: entry.name,
-                href: menuHref(run, entry.part),
+                href: menuHref(run, entry),
                 class: here === entry.name ? 'sidelink here' : 'sidelink',
                 'aria-current': here === entry.name ? 'page' : undefined,
               },

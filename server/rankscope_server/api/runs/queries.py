@@ -78,6 +78,18 @@ def list_runs(
     )
 
 
+def run_before(connection: sa.Connection, run: sa.Row[Any]) -> sa.Row[Any] | None:
+    """Return the newest run of the same project and name that began before this one."""
+    table = tables.run.c
+    same = (table.name == run.name, table.project == run.project, table.run_id != run.run_id)
+    return connection.execute(
+        sa.select(tables.run)
+        .where(*same, table.started_ns < run.started_ns)
+        .order_by(table.started_ns.desc(), table.run_id)
+        .limit(1)
+    ).first()
+
+
 def hosts_of(connection: sa.Connection, run_ids: list[str]) -> dict[str, dict[str, int | None]]:
     """Return for each run its hosts with their node rank, those of its newest attempt."""
     ranks, runs = tables.rank.c, tables.run.c

@@ -1,0 +1,1 @@
+"""Two runs, attempts or ranges of steps beside each other: what changed."""
