@@ -139,7 +139,7 @@ def test_unequal_sizes_live_and_short_runs_say_so(client: TestClient) -> None:
     notes = " ".join(answer["not_comparable"])
     assert "is still" in notes
     assert "noise is not known" in notes
-    assert "too few steps to tell that from noise" in answer["text"]
+    assert "too few steps to distinguish that from noise" in answer["text"]
     assert {row["state"] for row in (answer["step"], *answer["parts"])} == {"unknown"}
 
 
@@ -359,5 +359,6 @@ def test_steps_that_do_more_are_not_called_slower() -> None:
     text = sentence.what_changed(side("x", 300.0, 1000.0), side("y", 450.0, 2000.0), step, {}, ())
     assert text == (
         "Steps are 1.50\N{MULTIPLICATION SIGN} longer than in x, with 2\N{MULTIPLICATION SIGN} the "
-        "tokens of a step: 1.33\N{MULTIPLICATION SIGN} the tokens a second."
+        "tokens of a step: 1.33\N{MULTIPLICATION SIGN} the tokens a second; nothing else that is known "
+        "of them differs."
     )

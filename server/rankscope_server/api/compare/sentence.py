@@ -41,8 +41,8 @@ def what_changed(
     if step.state == "unknown":
         few = min(before.step.count, after.step.count)
         text = (
-            f"{subject} take {ms_text(new)}, {ms_text(old)} {than}: too few steps to tell that "
-            f"from noise (needs {LEAST_STEPS}, has {few})"
+            f"{subject} take {ms_text(new)}, {ms_text(old)} {than}: too few steps to "
+            f"distinguish that from noise (needs {LEAST_STEPS}, has {few})"
         )
     elif step.state == "same":
         text = (
@@ -55,6 +55,8 @@ def what_changed(
         pair = ("longer", "shorter") if work else ("slower", "faster")
         text = f"{subject} are {_factor(old, new)} {pair[not is_longer]} than {than}"
         text += work or _cause(step, parts)
+        if not drifts:
+            text += "; nothing else that is known of them differs"
     return f"{text}{_drift(drifts)}."
 
 
