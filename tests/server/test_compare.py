@@ -359,6 +359,6 @@ def test_steps_that_do_more_are_not_called_slower() -> None:
     text = sentence.what_changed(side("x", 300.0, 1000.0), side("y", 450.0, 2000.0), step, {}, ())
     assert text == (
         "Steps are 1.50\N{MULTIPLICATION SIGN} longer than in x, with 2\N{MULTIPLICATION SIGN} the "
-        "tokens of a step: 1.33\N{MULTIPLICATION SIGN} the tokens a second; nothing else that is known "
-        "of them differs."
+        "tokens of a step: 1.33\N{MULTIPLICATION SIGN} the tokens a second; nothing else that is "
+        "known of them differs."
     )

@@ -37,6 +37,7 @@ export function DifferenceTable({ step, parts, before, after }) {
           t.th({ rowSpan: 2, class: 'num' }, 'Change'),
           t.th({ rowSpan: 2 }, t.span({ class: 'sr' }, 'Drawn')),
           t.th({ rowSpan: 2 }, 'Beyond noise?'),
+          t.th({ rowSpan: 2, class: 'num' }, 'Blocks differ by'),
         ),
         t.tr(
           null,
@@ -77,7 +78,8 @@ function PartRow({ row, most }) {
       row.ratio !== null && counts ? t.span({ class: 'faint' }, ` ${change(row.ratio - 1)}`) : null,
     ),
     t.td(null, difference === null ? null : el(Bar, { share: difference / most, counts })),
-    t.td({ class: 'wide' }, stateWords(row)),
+    t.td({ class: 'nowrap' }, stateWords(row)),
+    t.td({ class: 'num nowrap faint' }, row.low_ms === null ? '–' : `${signed(row.low_ms)} to ${signed(row.high_ms)}`),
   );
 }
 
@@ -98,13 +100,11 @@ function signed(ms) {
   return ms === null ? '–' : (ms > 0 ? '+' : '') + duration(ms);
 }
 
-/** Whether it counts, and by how much blocks of steps differ. Pure. @param {Row} row */
+/** Whether a difference counts. Pure. @param {Row} row */
 export function stateWords(row) {
   if (row.before_median_ms === null || row.after_median_ms === null) return 'not known of both';
   if (row.state === 'unknown') return 'not known: too few steps';
-  const range = row.low_ms === null ? '' : `, ${signed(row.low_ms)} to ${signed(row.high_ms)}`;
-  if (row.state === 'same') return `no difference beyond noise${range}`;
-  return `${row.state}${range}`;
+  return row.state === 'same' ? 'no difference beyond noise' : row.state;
 }
 
 /** @param {{rates: Rate[], before: string, after: string}} props */
