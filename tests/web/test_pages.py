@@ -28,6 +28,8 @@ PAGES = {
     "step-healthy": f"runs/{HEALTHY}/steps/100",
     "step-first": f"runs/{FRESH}/steps/1",
     "collectives": f"runs/{SLOW}/collectives",
+    "collectives-open": f"runs/{SLOW}/collectives?call=all_reduce@default_pg@8388608&steps=200-260",
+    "collectives-nothing": f"runs/{SLOW}/collectives?steps=900-950",
     "errors": f"runs/{CRASH}/errors",
     "logs": f"runs/{SLOW}/logs",
     "environment": f"runs/{SLOW}/environment",

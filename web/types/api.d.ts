@@ -332,6 +332,54 @@ export interface Commands {
   capped: Capped | null;
 }
 
+/** What was communicated in some steps of an attempt, what steps wait for most first. */
+export interface Communication {
+  text: string;
+  attempt: number;
+  step_lo: number;
+  step_hi: number;
+  step_ms: number | null;
+  count: number;
+  rows: CommunicationRow[];
+  last: LastArrival[];
+  links: Links;
+  notes: string[];
+  capped: Capped | null;
+  last_capped: Capped | null;
+  left_out: LeftOut[];
+}
+
+/** Calls of one group, operation and size class (from `size_lo` on, below `size_hi`). */
+export interface CommunicationRow {
+  group: string;
+  group_text: string;
+  operation: string;
+  num_ranks: number | null;
+  num_nodes: number | null;
+  size_lo: number;
+  size_hi: number;
+  size_least: number;
+  size_largest: number;
+  count: number;
+  open: number;
+  p50_ms: number | null;
+  p95_ms: number | null;
+  p99_ms: number | null;
+  exposed_ms_per_step: number | null;
+  overlapped_ms_per_step: number | null;
+  num_matched: number;
+  algbw_bytes_per_second: number | null;
+  busbw_bytes_per_second: number | null;
+  busbw_best_bytes_per_second: number | null;
+  expected_bytes_per_second: number | null;
+  expected_text: string;
+  spread_p50_ms: number | null;
+  spread_p95_ms: number | null;
+  last: LastArrival[];
+  num_last_unknown: number;
+  last_capped: Capped | null;
+}
+
 /** A fact, a node or an option that differs. */
 export interface CompareFact {
   fact: string;
@@ -749,10 +797,39 @@ export interface Lane {
   clock_band_ms: number | null;
 }
 
+/** A rank that arrived last: in which share of the calls, and how long the first one waited. */
+export interface LastArrival {
+  rank: number;
+  host: string;
+  count: number;
+  share: number;
+  waited_ms_per_step: number;
+}
+
 /** What an answer does not count; `count` is null where only reading it all would show it. */
 export interface LeftOut {
   what: string;
   count: number | null;
+}
+
+/** The way from one node to another; null where it was not measured. */
+export interface LinkCell {
+  bytes_per_second: number | null;
+  source: '' | 'messages' | 'preflight';
+  count: number;
+  size_bytes: number;
+  is_at_least: boolean;
+}
+
+/** Nodes by nodes, from row to column: of messages of the run, and of a preflight. */
+export interface Links {
+  nodes: string[];
+  messages: LinkCell[][];
+  preflight: LinkCell[][];
+  num_messages: number;
+  num_preflight: number;
+  text: string;
+  capped: Capped | null;
 }
 
 /** A line with those around it, oldest first. */

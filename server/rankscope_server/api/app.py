@@ -19,6 +19,7 @@ from rankscope_server.api.advice import routes as advice
 from rankscope_server.api.alerts import routes as alerts
 from rankscope_server.api.body_limits import BodyLimits
 from rankscope_server.api.commands import routes as commands
+from rankscope_server.api.communication import routes as communication
 from rankscope_server.api.compare import routes as compare
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.logs import routes as logs
@@ -50,7 +51,7 @@ ROUTERS = (
     ingest.router,
     preflight.router,
     *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
-    *(part.router for part in (machines, logs, compare)),
+    *(part.router for part in (machines, logs, communication, compare)),
     saved_searches.router,
     commands.router,
     preflight_results.router,

@@ -18,7 +18,7 @@ from rankscope_server.observe.event_table import EventTable
 Path: TypeAlias = str | tuple[int, int]  # a group by name, or sender and receiver
 # Broadcasts, gathers and scatters may end on one rank before another came: who waits least says
 # nothing of the transfer.
-_MEETS = frozenset(
+MEETS = frozenset(
     {
         "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor",
         "all_gather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_tensor",
@@ -59,7 +59,7 @@ def transfer_times(
     good &= (rows["flags"] & FLAG_END_FROM_WAIT) == 0
     found: dict[TransferKind, Array] = {}
     operations, groups = events.words("operation"), events.words("group")
-    meets = np.array([name in _MEETS for name in operations] or [False])
+    meets = np.array([name in MEETS for name in operations] or [False])
     sides = np.array([1 if name == "send" else -(name == "recv") for name in operations] or [0])
     both = good & ~is_p2p & meets[rows["operation"]]
     need = np.array([members.get(name, 0) for name in groups] or [0])

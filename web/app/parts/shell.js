@@ -37,7 +37,7 @@ export const MENU = [
     entries: [
       { name: 'ranks', title: 'Ranks by steps', part: 'ranks', key: 'r' },
       { name: 'step', title: 'One step', part: 'steps', key: 's' },
-      { name: 'collectives', title: 'Collectives', part: 'collectives', key: 'c' },
+      { name: 'collectives', title: 'Communication', part: 'collectives', key: 'c' },
       {
         name: 'compare',
         title: 'Compare',

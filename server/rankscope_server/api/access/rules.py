@@ -83,6 +83,7 @@ RULES: dict[str, Rule] = {
             "commands",
             "commands/{id}",
             "commands/{id}/ranks/{rank}/trace",
+            "communication",
             "compare",
             "environment",
             "errors",

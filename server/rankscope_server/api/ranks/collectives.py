@@ -20,7 +20,7 @@ from rankscope_server.store.operations import sum_of_row
 from rankscope_server.text import duration_text, group_text
 
 MAX_ROWS = 500
-_ENQUEUED_NS = 100_000  # a wait that a host enqueues for its device returns sooner
+ENQUEUED_NS = 100_000  # a wait that a host enqueues for its device returns sooner
 
 
 def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> Collectives:
@@ -47,7 +47,7 @@ def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> 
         num_ranks = None if group is None else len(group.ranks)
         ranks = 1 if wanted.rank is not None else (num_ranks or run.world_size or 1)
         is_known = (
-            group is None or not group.is_on_device or value.blocked_ns > _ENQUEUED_NS * value.count
+            group is None or not group.is_on_device or value.blocked_ns > ENQUEUED_NS * value.count
         )
         exposed = value.blocked_ns / 1e6 / num_whole / ranks
         rows.append(

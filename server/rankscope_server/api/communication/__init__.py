@@ -1,0 +1,1 @@
+"""What was communicated: how long, how fast, who arrives last, over which links."""
