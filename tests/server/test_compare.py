@@ -11,10 +11,11 @@ import pytest
 from rankscope_server.api.app import create_app
 from rankscope_server.api.compare import drift, sentence
 from rankscope_server.api.compare.noise import Change, change_of, window_of
-from rankscope_server.api.compare.parts import STEP, distribution, series_of
+from rankscope_server.api.compare.parts import STEP, course, distribution, series_of
 from rankscope_server.settings import Settings
 from rankscope_server.verdict.budget import PARTS
 from tests.server.conftest import Sender, TestClient, new_data, poster
+from tests.server.raw_run import batches_of, make_run
 from tests.server.runs_sent import send_run
 from tests.server.seed import MS, Plan, Steps, make_steps, seed_with
 
@@ -90,6 +91,10 @@ def test_medians_and_percentiles_are_those_of_the_raw_steps(client: TestClient) 
     rate = next(row for row in answer["rates"] if row["name"] == "steps_per_second")
     assert rate["before"] == pytest.approx(1e3 / took["before"].mean(), rel=1e-3)
     assert rate["after"] == pytest.approx(1e3 / took["after"].mean(), rel=1e-3)
+    line = answer["course"]
+    assert (line["bin"], line["before_step"][0], line["after_step"][-1]) == (1, lo, hi)
+    assert line["before_median_ms"] == pytest.approx(took["before"], abs=2e-3)
+    assert line["after_max_ms"] == pytest.approx(took["after"], abs=2e-3)
     times = answer["times"]
     for side, values in took.items():
         assert sum(times[side]) + times[f"{side}_beyond"] == len(values)
@@ -126,6 +131,25 @@ def test_steps_of_one_run_beside_others_of_it(client: TestClient) -> None:
     assert answer["text"].startswith(f"Steps {SLOW_FROM} to {STEPS} are 1.")
     assert f"slower than steps 11 to {SLOW_FROM - 1}" in answer["text"]
     assert answer["facts"] == []
+
+
+def test_two_attempts_are_apart_where_they_ran_the_same_steps(client: TestClient) -> None:
+    run = make_run(seed=3, ranks=2, spans=[(1, 60), (20, 90)], per_step=1, repeats=0)
+    sender = Sender(client, "twice", "p-twice")
+    for records, chunks in batches_of(run, 5):
+        sender.send(*records, chunks=chunks)
+    answer = compare(
+        client, "twice", before="twice", before_attempt=0, before_from=30, before_to=59, attempt=1,
+        **{"from": 30, "to": 59},
+    )  # fmt: skip
+    assert (answer["before"]["label"], answer["after"]["label"]) == ("attempt 0", "attempt 1")
+    assert answer["after"]["attempts"] == [0, 1]
+    for side, attempt in (("before", 0), ("after", 1)):
+        took = [
+            max(one.duration_ns for one in run.steps if (one.attempt, one.step) == (attempt, step))
+            for step in range(30, 60)
+        ]
+        assert answer["step"][f"{side}_median_ms"] == pytest.approx(np.median(took) / MS, rel=1e-3)
 
 
 # --- what cannot be compared -----------------------------------------------------------------
@@ -275,6 +299,14 @@ def test_bins_hold_every_step_of_both() -> None:
     assert found.after.sum() + found.after_beyond == 300
     assert len(distribution(one, np.full(3, np.nan)).edges_ms) == 0
     assert distribution(np.full(9, 7.0), np.full(9, 7.0)).before.sum() == 9
+
+
+def test_windows_are_laid_side_by_side_from_their_first_steps() -> None:
+    found = course(np.array([1.0, 3.0, 2.0, 9.0, np.nan]), np.array([5.0, 7.0]), 2)
+    assert np.isnan(found.before[:, 2]).all()
+    assert found.before[:, :2].tolist() == [[1.0, 2.0], [2.0, 5.5], [3.0, 9.0]]
+    assert found.after[:, 0].tolist() == [5.0, 6.0, 7.0]
+    assert np.isnan(found.after[:, 1:]).all()
 
 
 # --- drift -----------------------------------------------------------------------------------

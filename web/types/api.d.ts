@@ -380,6 +380,18 @@ export interface CommunicationRow {
   last_capped: Capped | null;
 }
 
+/** Step times in bins from the first step of each side on: least, median and largest. */
+export interface CompareCourse {
+  bin: number;
+  before_step: number[];
+  after_step: number[];
+  before_min_ms: (number | null)[];
+  before_median_ms: (number | null)[];
+  before_max_ms: (number | null)[];
+  after_median_ms: (number | null)[];
+  after_max_ms: (number | null)[];
+}
+
 /** A fact, a node or an option that differs. */
 export interface CompareFact {
   fact: string;
@@ -467,6 +479,7 @@ export interface Comparison {
   parts: CompareRow[];
   rates: CompareRate[];
   times: CompareTimes | null;
+  course: CompareCourse | null;
   facts: CompareFact[];
   num_common_facts: number;
   unknown_facts: string[];

@@ -114,6 +114,7 @@ export function Page({ run, id, topic, overview, ended }) {
                 'Logs at its start',
               )
             : null,
+          el(CompareLink, { finding, run, lastStep: overview.data?.run.step ?? 0 }),
           el(CopyButton, { text: () => report(finding, run), label: 'Copy report', what: 'as text' }),
           el(Acknowledge, { finding, run, changed: answer.refresh }),
         ),
@@ -166,6 +167,19 @@ export function Page({ run, id, topic, overview, ended }) {
       ),
     ),
   );
+}
+
+/** To what there was before: an earlier run, or the steps before it began.
+ * @param {{finding: FindingDetail, run: string, lastStep: number}} props */
+function CompareLink({ finding, run, lastStep }) {
+  const onset = finding.onset_step ?? 0;
+  const last = finding.ended_step ?? lastStep;
+  if (finding.kind === 'regression')
+    return t.a({ class: 'button', href: withQuery('compare', { b: run }) }, 'Compare with the run before');
+  if (onset < 2 || last < onset) return null;
+  const side = { a: run, b: run, a_attempt: finding.attempt, b_attempt: finding.attempt };
+  const steps = { a_steps: `1-${onset - 1}`, b_steps: `${onset}-${last}` };
+  return t.a({ class: 'button', href: withQuery('compare', { ...side, ...steps }) }, 'Compare before and since');
 }
 
 /** What the ranks it names did at the time, as Python saw it. @param {{finding: FindingDetail, run: string}} props */

@@ -87,8 +87,7 @@ def meetings(calls: Calls, members: Mapping[str, int], host_of: Mapping[int, str
     arrived, present = calls.numbers["arrived_ns"], calls.present_ns
     by_clock = _Span.of(arrived[at], first, count)
     by_stay = _Span.of(-present[at], first, count)
-    hosts = {host: place for place, host in enumerate(sorted(set(host_of.values())))}
-    where = np.array([hosts.get(host_of.get(rank, ""), -1) for rank in calls.rank[at].tolist()])
+    where = hosts_of(calls.rank[at], host_of)
     one_host = _Span.of(where, first, count).length == 0
     on_device = _any(calls.numbers["device_duration_ns"][at] >= 0, first)
     clock_rank, stay_rank = calls.rank[at[by_clock.largest]], calls.rank[at[by_stay.largest]]
@@ -107,6 +106,16 @@ def meetings(calls: Calls, members: Mapping[str, int], host_of: Mapping[int, str
         last_rank=np.select(alone, [stay_rank, clock_rank], agreed),
         num_incomplete=int((~whole).sum()),
     )
+
+
+def hosts_of(ranks: Array, host_of: Mapping[int, str]) -> Array:
+    """Return the number of the host of each rank, in the order of their names; -1: not known."""
+    numbers = {host: place for place, host in enumerate(sorted(set(host_of.values())))}
+    table = np.full(int(ranks.max(initial=-1)) + 2, -1)  # the last one: of rank -1
+    for rank, host in host_of.items():
+        if host and rank < len(table) - 1:
+            table[rank] = numbers[host]
+    return table[ranks]
 
 
 def _by_number(calls: Calls) -> tuple[Array, Array, Array]:
@@ -190,8 +199,8 @@ def transfers(calls: Calls, host_of: Mapping[int, str]) -> Transfers:
     quicker = np.minimum(took[receives], took[sends])
     arrived = calls.numbers["arrived_ns"]
     moved = arrived[receives] + calls.numbers["duration_ns"][receives] - arrived[sends]
-    hosts = [[host_of.get(rank) for rank in table[row, place].tolist()] for row in (1, 2)]
-    same = np.array([one == other for one, other in zip(*hosts, strict=True)], bool)
+    start, end = (hosts_of(table[row, place], host_of) for row in (1, 2))
+    same = (start == end) & (start >= 0)
     device = calls.numbers["device_duration_ns"]
     is_exact = (device[receives] >= 0) & (device[sends] >= 0)
     by_clock = np.where(same, np.maximum(moved, 1), np.maximum(moved, quicker))

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rankscope_server.api.communication.calls import Transfers
+from rankscope_server.api.communication.calls import Transfers, hosts_of
 from rankscope_server.findings.statistics import Array
 
 Source: TypeAlias = Literal["messages", "preflight"]
@@ -36,12 +36,7 @@ def links_of_messages(found: Transfers, host_of: Mapping[int, str]) -> dict[Pair
     if not len(found.sender):
         return {}
     hosts = sorted(set(host_of.values()))
-    place = {host: at for at, host in enumerate(hosts)}
-    of_rank = np.full(int(max(found.sender.max(), found.receiver.max())) + 1, -1)
-    for rank, host in host_of.items():
-        if rank < len(of_rank) and host:
-            of_rank[rank] = place[host]
-    start, end = of_rank[found.sender], of_rank[found.receiver]
+    start, end = (hosts_of(ranks, host_of) for ranks in (found.sender, found.receiver))
     links = {}
     known = (start >= 0) & (end >= 0) & (found.size_bytes > 0)
     for code in np.unique((start * len(hosts) + end)[known]).tolist():

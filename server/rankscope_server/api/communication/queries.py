@@ -32,7 +32,6 @@ from rankscope_server.api.preflight.matrix import value_of
 from rankscope_server.api.preflight.queries import listing
 from rankscope_server.api.ranks.chunks import (
     MAX_CHUNKS,
-    MAX_EVENTS,
     Chosen,
     Codes,
     Wanted,
@@ -47,6 +46,7 @@ from rankscope_server.preflight.store import reports_of
 from rankscope_server.store import tables
 
 USUAL_STEPS = 50  # that are looked at where none are asked for: the newest
+MAX_CALLS = 500_000  # that one answer matches: about a second
 MAX_ROWS = 300
 MAX_NODES = 40
 _NAMES = frozenset((*NUMBERS, "group", "operation"))
@@ -69,7 +69,7 @@ def communication(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -
     attempt = run.attempt if wanted.attempt is None else wanted.attempt
     first, last = _steps(connection, run, replace(wanted, attempt=attempt))
     inside = replace(wanted, attempt=attempt, lo=first, hi=last)
-    chosen = choose(connection, inside)
+    chosen = choose(connection, inside, MAX_CALLS)
     if chosen.is_cut and chosen.lo is not None and chosen.lo <= last:
         inside = replace(inside, lo=max(first, chosen.lo))
     calls = _calls(connection, chosen, inside)
@@ -264,7 +264,7 @@ def _cell(link: linking.Link | None) -> LinkCell:
 def _uncounted(chosen: Chosen, first: int, last: int) -> list[LeftOut]:
     if not chosen.is_cut:
         return []
-    hold = f"they hold more than {MAX_EVENTS:,} calls or {MAX_CHUNKS:,} parts"
+    most = f"one answer reads {MAX_CALLS:,} calls or {MAX_CHUNKS:,} parts; ask for fewer steps"
     if chosen.lo is not None and chosen.lo <= last:
-        return [LeftOut(what=f"steps before {first:,}: with {hold}; ask for fewer", count=None)]
-    return [LeftOut(what=f"some ranks: steps that {hold}; ask for fewer steps", count=None)]
+        return [LeftOut(what=f"steps before {first:,}: {most}", count=None)]
+    return [LeftOut(what=f"calls of some ranks: {most}", count=None)]

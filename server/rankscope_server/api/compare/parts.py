@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rankscope_server.findings.statistics import Array
+from rankscope_server.findings.statistics import Array, median
 from rankscope_server.verdict.budget import PARTS, split
 
 Series: TypeAlias = dict[str, Array]  # by part; one value a step, NaN where it is not known
@@ -48,6 +48,29 @@ def series_of(planes: Mapping[str, Array], roles: Sequence[Hashable]) -> Series:
     for name in PARTS:
         found[name] = np.where(is_known, parts[name][row, at], np.nan).astype(np.float64)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Two windows side by side from their first steps on, in bins of steps; NaN: none is known."""
+
+    bin: int
+    before: Array  # least, median and largest time of each bin, ms
+    after: Array
+
+
+def course(before: Array, after: Array, bin: int) -> Course:
+    """Return the step times of two windows, aligned at their first steps."""
+    columns = -(-max(len(before), len(after), 1) // bin)
+    return Course(bin, _binned(before, bin, columns), _binned(after, bin, columns))
+
+
+def _binned(values: Array, bin: int, columns: int) -> Array:
+    padded = np.full(bin * columns, np.nan)
+    padded[: len(values)] = values
+    cells = padded.reshape(columns, bin)
+    least, most = np.fmin.reduce(cells, axis=1), np.fmax.reduce(cells, axis=1)
+    return np.stack([least, median(cells), most])
 
 
 @dataclass(frozen=True, slots=True)

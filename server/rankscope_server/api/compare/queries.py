@@ -19,8 +19,9 @@ from rankscope_server.api.compare.noise import (
     change_of,
     window_of,
 )
-from rankscope_server.api.compare.parts import LABELS, STEP, distribution
+from rankscope_server.api.compare.parts import LABELS, STEP, course, distribution
 from rankscope_server.api.compare.schema import (
+    CompareCourse,
     CompareFact,
     CompareFinding,
     CompareRate,
@@ -31,13 +32,14 @@ from rankscope_server.api.compare.schema import (
 )
 from rankscope_server.api.compare.sides import Asked, Side, command_of, read_side
 from rankscope_server.api.runs.queries import run_before
-from rankscope_server.api.steps.queries import known
+from rankscope_server.api.steps.queries import bin_of, known, known_list
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.findings.text import percent_text
 from rankscope_server.text import plural
 from rankscope_server.verdict.budget import PARTS
 
 MAX_FACTS = 200
+COURSE_WIDTH = 600  # bins of steps
 MAX_UNKNOWN = 100
 MAX_FINDINGS = 200
 _WORK_LABELS = {"tokens": "Tokens", "samples": "Samples"}
@@ -94,6 +96,7 @@ def compared(before: Side, after: Side) -> Comparison:
         )
         if len(times.edges_ms)
         else None,
+        course=_course(before, after),
         facts=[_fact(one) for one in around[:MAX_FACTS]],
         num_common_facts=facts.common,
         unknown_facts=list(facts.unknown[:MAX_UNKNOWN]),
@@ -117,6 +120,7 @@ def _alone(after: Side) -> Comparison:
         parts=[],
         rates=[],
         times=None,
+        course=None,
         facts=[],
         num_common_facts=0,
         unknown_facts=[],
@@ -186,6 +190,24 @@ def _row(name: str, label: str, windows: tuple[Window, Window], change: Change) 
         high_ms=known(change.high),
         ratio=known(ratio),
         state=change.state,
+    )
+
+
+def _course(before: Side, after: Side) -> CompareCourse | None:
+    old, new = before.series[STEP], after.series[STEP]
+    if np.isnan(old).all() or np.isnan(new).all():
+        return None
+    found = course(old, new, bin_of(max(len(old), len(new)), COURSE_WIDTH))
+    at = range(0, found.bin * found.before.shape[1], found.bin)
+    return CompareCourse(
+        bin=found.bin,
+        before_step=[before.lo + one for one in at],
+        after_step=[after.lo + one for one in at],
+        before_min_ms=known_list(found.before[0]),
+        before_median_ms=known_list(found.before[1]),
+        before_max_ms=known_list(found.before[2]),
+        after_median_ms=known_list(found.after[1]),
+        after_max_ms=known_list(found.after[2]),
     )
 
 

@@ -71,6 +71,19 @@ class CompareTimes(Schema, frozen=True):
     after_beyond: int
 
 
+class CompareCourse(Schema, frozen=True):
+    """Step times in bins from the first step of each side on: least, median and largest."""
+
+    bin: int
+    before_step: list[int]  # first step of each bin; the sides may begin at different ones
+    after_step: list[int]
+    before_min_ms: list[float | None]
+    before_median_ms: list[float | None]
+    before_max_ms: list[float | None]
+    after_median_ms: list[float | None]
+    after_max_ms: list[float | None]
+
+
 class CompareFact(Schema, frozen=True):
     """A fact, a node or an option that differs."""
 
@@ -106,6 +119,7 @@ class Comparison(Schema, frozen=True):
     parts: list[CompareRow]
     rates: list[CompareRate]
     times: CompareTimes | None
+    course: CompareCourse | None
     facts: list[CompareFact]
     num_common_facts: int
     unknown_facts: list[str]  # that one side alone has said

@@ -55,7 +55,7 @@ def what_changed(
         pair = ("longer", "shorter") if work else ("slower", "faster")
         text = f"{subject} are {_factor(old, new)} {pair[not is_longer]} than {than}"
         text += work or _cause(step, parts)
-        if not drifts:
+        if not drifts and not after.is_steps:
             text += "; nothing else that is known of them differs"
     return f"{text}{_drift(drifts)}."
 

@@ -67,8 +67,8 @@ class Chosen:
     is_cut: bool = False
 
 
-def choose(connection: sa.Connection, wanted: Wanted) -> Chosen:
-    """Return the chunks to read for a range of steps."""
+def choose(connection: sa.Connection, wanted: Wanted, most_events: int = MAX_EVENTS) -> Chosen:
+    """Return the chunks to read for a range of steps; of too many events the newest steps."""
     table = tables.chunk.c
     rows = connection.execute(
         sa.select(table.id, table.step_hi, table["count"])
@@ -80,7 +80,7 @@ def choose(connection: sa.Connection, wanted: Wanted) -> Chosen:
     chosen, events = Chosen(lo=wanted.lo), 0
     for number, step_hi, count in rows:
         events += count
-        if len(chosen.ids) == MAX_CHUNKS or (events > MAX_EVENTS and chosen.ids):
+        if len(chosen.ids) == MAX_CHUNKS or (events > most_events and chosen.ids):
             # Chunks that were not chosen reach up to this step, so that it is not complete.
             chosen.is_cut, chosen.lo = True, int(step_hi) + 1
             break
