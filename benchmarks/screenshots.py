@@ -95,9 +95,6 @@ def main() -> None:
     parser.add_argument("--run", default="", help="run id; default is the newest run")
     parser.add_argument("--out", type=Path, default=Path("artifacts/screenshots"))
     parser.add_argument("--before", default="", help="run to compare with; default by name")
-    parser.add_argument(
-        "--widths", default=",".join(map(str, WIDTHS)), help="of the window, in pixels"
-    )
     parser.add_argument("--only", default="", help="names of pages, separated by commas")
     parser.add_argument("--widths", default="1440,1024", help="in pixels, separated by commas")
     parser.add_argument("--overview", type=Path, help="write one picture for the README here")

@@ -246,9 +246,9 @@ class ClockTable:
             if len(known):
                 self._used[group] = int(held.numbers[-len(times) :][known[-1]])
             found += [(int(times[row]), meetings[row]) for row in known.tolist() if row in meetings]
-        meetings = [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
-        self._met = (key, meetings)
-        return meetings
+        in_order = [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
+        self._met = (key, in_order)
+        return in_order
 
 
 def _leads_ms(meetings: list[Meeting], num_hosts: int, cut_ns: int) -> Array:

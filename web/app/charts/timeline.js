@@ -107,7 +107,11 @@ function Gutter({ run, data, plan }) {
   const every = Math.max(1, Math.ceil(15 / plan.pitch));
   return t.div(
     { class: 'gutter', style: { height: `${plan.height}px` } },
-    t.div({ class: 'lanename', style: { top: '1px', height: '14px' } }, t.b(null, 'Critical path'), data.path.length > 0 ? null : t.span({ class: 'faint' }, 'not known')),
+    t.div(
+      { class: 'lanename', style: { top: '1px', height: '14px' } },
+      t.b(null, 'Critical path'),
+      data.path.length > 0 ? null : t.span({ class: 'faint' }, 'not known'),
+    ),
     plan.rows.map((row) => {
       const lane = data.lanes[row.lane];
       if (row.lane % every !== 0) return null;

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.wire.chunk import RANK
 from rankscope_server.answers import LeftOut, capped
 from rankscope_server.api.communication import links as linking
 from rankscope_server.api.communication import words
@@ -126,12 +127,12 @@ def _calls(connection: sa.Connection, chosen: Chosen, inside: Wanted) -> Calls:
     columns: dict[str, list[Any]] = {name: [] for name in (*NUMBERS, "rank", "group", "operation")}
     groups, operations = Codes(), Codes()
     for part in read(connection, chosen.ids, _NAMES):
-        rows = np.flatnonzero(inside.holds(part.numbers["step"]))
+        rows = np.flatnonzero(inside.holds(part.numbers))
         if not len(rows):
             continue
         for name in NUMBERS:
             columns[name].append(part.numbers[name][rows].astype(np.int64))
-        columns["rank"].append(np.full(len(rows), part.rank))
+        columns["rank"].append(part.numbers[RANK][rows])
         columns["group"].append(groups.of(part.words["group"], rows))
         columns["operation"].append(operations.of(part.words["operation"], rows))
     joined = {

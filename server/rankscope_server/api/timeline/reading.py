@@ -10,6 +10,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire.backends import is_of_device
+from rankscope.wire.chunk import RANK
 from rankscope_server.api.ranks.chunks import Codes, Part, Wanted, choose, read
 from rankscope_server.api.ranks.collectives import Group, groups_of
 from rankscope_server.api.ranks.sums import steps_run_again
@@ -127,7 +128,7 @@ def _joined(parts: Iterable[tuple[Part, Array]]) -> Calls:
     columns: dict[str, list[Array]] = {}
     for part, rows in parts:
         found = {name: part.numbers[name][rows].astype(np.int64) for name in NUMBERS}
-        found["rank"] = np.full(len(rows), part.rank)
+        found["rank"] = part.numbers[RANK][rows]
         found["group"] = groups.of(part.words["group"], rows)
         found["operation"] = operations.of(part.words["operation"], rows)
         for name, column in found.items():
