@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rankscope.node.columns import RankEvents, chunks_of
 from rankscope.wire import schema, zstd
 from rankscope.wire.chunk import Column, encode_chunk
 
@@ -279,16 +280,28 @@ def log(rank: int, time_ns: int, level: int, message: str, **more: Any) -> schem
 
 def add_steps(plan: Plan, times: Steps, node: Node, lo: int, hi: int) -> None:
     """Add what a collector sends for steps `lo`..`hi` (0-based, `hi` excluded)."""
+    events = []
     for rank in node.ranks:
-        node.chunks.append(step_chunk(plan, times, rank, lo, hi))
-        node.chunks.append(collective_chunk(plan, times, rank, lo, hi))
+        of_kinds: dict[Any, dict[str, Column]] = {
+            "steps": step_columns(plan, times, rank, lo, hi),
+            "collectives": collective_columns(plan, times, rank, lo, hi),
+        }
+        events += [
+            RankEvents(kind, 0, rank, node.host, columns, len(np.asarray(columns["step"])))
+            for kind, columns in of_kinds.items()
+        ]
         node.records += list(sparse_records(plan, times, rank, lo, hi))
+    node.chunks += chunks_of(events)
     node.chunks += node_chunks(plan, times, node, lo, hi)
     if plan.gpus:
         node.chunks.append(gpu_chunk(plan, times, node, lo, hi))
 
 
 def step_chunk(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> schema.Chunk:
+    return chunk(plan, "steps", rank, step_columns(plan, times, rank, lo, hi), "started_ns")
+
+
+def step_columns(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> dict[str, Column]:
     count = hi - lo
     zeros = np.zeros(count, np.int64)
     columns: dict[str, Column] = dict.fromkeys(schema.STEP_COLUMNS, zeros)
@@ -310,10 +323,10 @@ def step_chunk(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> schema.
         "num_collectives": zeros + len(BUCKETS),
         "flags": flags,
     }
-    return chunk(plan, "steps", rank, columns, "started_ns")
+    return columns
 
 
-def collective_chunk(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> schema.Chunk:
+def collective_columns(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> dict[str, Column]:
     buckets = len(BUCKETS)
     count = (hi - lo) * buckets
     arrived = times.arrived[rank, lo:hi].reshape(-1).astype(np.int64)
@@ -346,7 +359,7 @@ def collective_chunk(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> s
         "issued_by": ["probe"] * count,
         "ended_by": ["probe"] * count,
     }
-    return chunk(plan, "collectives", rank, columns, "arrived_ns")
+    return columns
 
 
 def sample_columns(kind: str, at: Steps, told: dict[str, Any]) -> dict[str, Column]:
