@@ -23,7 +23,7 @@ from rankscope_server.api.communication import links, words
 from rankscope_server.api.communication.calls import NUMBERS, UNSURE, Calls, meetings, transfers
 from rankscope_server.api.communication.rows import in_flight_ns, last_of, rows_of
 from rankscope_server.settings import Settings
-from tests.server.conftest import Sender, TestClient, new_data, poster
+from tests.server.conftest import DATABASES, Sender, TestClient, new_data, poster, url_of
 from tests.server.seed import BUCKETS, GROUP, MS, Plan, make_steps, seed_with
 
 NOW = 1_700_000_000 * 10**9
@@ -276,11 +276,14 @@ def test_a_matrix_that_is_cut_keeps_the_slowest_links() -> None:
 # --- the answer ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+@pytest.fixture(scope="module", params=DATABASES)
+def client(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[TestClient]:
+    url = url_of(request)
     settings = Settings(
-        data_dir=new_data(tmp_path_factory.mktemp("communication") / "data", ""),
-        look_seconds=3600.0, disk_reserve_bytes=0,
+        data_dir=new_data(tmp_path_factory.mktemp("communication") / "data", url),
+        database_url=url, look_seconds=3600.0, disk_reserve_bytes=0,
     )  # fmt: skip
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
         seed_with(poster(client), **vars(PLAN))
@@ -423,3 +426,35 @@ def test_bandwidths_are_in_si_units() -> None:
     assert [words.speed_text(value) for value in (1.98e10, 7.82e4, 12.0)] == [
         "19.8 GB/s", "78.2 kB/s", "12 B/s",
     ]  # fmt: skip
+
+
+def test_waits_that_another_tool_did_not_give_to_calls_are_not_zero(client: TestClient) -> None:
+    sender = Sender(client, "imported", "p-imported")
+    started = schema.RunStarted(attempt=0, rank=-1, time_ns=NOW, name="imported", world_size=2,
+                                launcher=schema.IMPORTED)  # fmt: skip
+    zero, count = np.zeros(5, np.int64), 5
+    chunks = []
+    for rank in range(2):
+        columns: dict[str, Column] = {
+            name: [""] * count if name in schema.STRING_COLUMNS else zero - 1
+            for name in schema.COLLECTIVE_COLUMNS
+        }
+        columns |= {
+            "arrived_ns": NOW + np.arange(count) * 10**9, "duration_ns": zero + MS,
+            "sequence": np.arange(1, count + 1), "step": np.arange(1, count + 1),
+            "blocked_ns": zero, "state": zero + ENDED, "flags": zero, "group": ["g"] * count,
+            "operation": ["all_reduce"] * count,
+        }  # fmt: skip
+        chunks.append(schema.Chunk(
+            kind="collectives", attempt=0, rank=rank, host="h", count=count, time_lo_ns=NOW,
+            time_hi_ns=NOW + count * 10**9, step_lo=1, step_hi=count, data=encode_chunk(columns),
+        ))  # fmt: skip
+    sender.send(started, chunks=chunks)
+    answer = ask(client, "imported")
+    (row,) = answer["rows"]
+    assert (row["exposed_ms_per_step"], row["overlapped_ms_per_step"]) == (None, None)
+    assert "is not known" in answer["text"]
+    assert row["size_hi"] == 0
+    assert row["busbw_bytes_per_second"] is None
+    same = client.get("/api/v1/runs/imported/collectives").json()
+    assert [one["exposed_ms_per_step"] for one in same["rows"]] == [None]

@@ -14,7 +14,7 @@ from rankscope_server.api.compare.noise import Change, change_of, window_of
 from rankscope_server.api.compare.parts import STEP, course, distribution, series_of
 from rankscope_server.settings import Settings
 from rankscope_server.verdict.budget import PARTS
-from tests.server.conftest import Sender, TestClient, new_data, poster
+from tests.server.conftest import DATABASES, Sender, TestClient, new_data, poster, url_of
 from tests.server.raw_run import batches_of, make_run
 from tests.server.runs_sent import send_run
 from tests.server.seed import MS, Plan, Steps, make_steps, seed_with
@@ -32,11 +32,14 @@ PLANS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+@pytest.fixture(scope="module", params=DATABASES)
+def client(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[TestClient]:
+    url = url_of(request)
     settings = Settings(
-        data_dir=new_data(tmp_path_factory.mktemp("compare") / "data", ""), look_seconds=3600.0,
-        disk_reserve_bytes=0,
+        data_dir=new_data(tmp_path_factory.mktemp("compare") / "data", url), database_url=url,
+        look_seconds=3600.0, disk_reserve_bytes=0,
     )  # fmt: skip
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
         for name, plan in PLANS.items():
@@ -391,6 +394,17 @@ def test_steps_that_do_more_are_not_called_slower() -> None:
     text = sentence.what_changed(side("x", 300.0, 1000.0), side("y", 450.0, 2000.0), step, {}, ())
     assert text == (
         "Steps are 1.50\N{MULTIPLICATION SIGN} longer than in x, with 2\N{MULTIPLICATION SIGN} the "
-        "tokens of a step: 1.33\N{MULTIPLICATION SIGN} the tokens a second; nothing else that is "
-        "known of them differs."
+        "tokens of a step: 1.33\N{MULTIPLICATION SIGN} the tokens a second."
     )
+    fewer = sentence.Side("y", window_of(np.full(100, 450.0)), world_size=4)
+    more = sentence.Side("x", window_of(np.full(100, 300.0)), world_size=8)
+    text = sentence.what_changed(more, fewer, step, {}, (), 9)
+    assert "longer than in x, on 4 ranks instead of 8: a step is not the same work" in text
+    assert "slower" not in text
+
+
+def test_only_of_what_is_alike_it_is_said_that_nothing_differs() -> None:
+    step = Change(150.0, 140.0, 160.0, "longer")
+    words = "nothing else that is known of them differs"
+    assert words in sentence.what_changed(side("x", 300.0), side("y", 450.0), step, {}, (), 9)
+    assert words not in sentence.what_changed(side("x", 300.0), side("y", 450.0), step, {}, ())

@@ -70,6 +70,19 @@ def test_the_menu_of_a_run_and_steps_before_and_since_its_verdict(
     watched.check()
 
 
+def test_a_finding_leads_to_its_steps_beside_those_before(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    found = site.ask(f"runs/{SLOW}/findings")
+    slow = next(one for one in found["open"] + found["recovered"] if one["kind"] == "slow_compute")
+    watched = open_page(f"runs/{SLOW}/findings/{slow['id']}")
+    watched.page.get_by_role("link", name="Compare before and since").click()
+    watched.page.wait_for_url(f"**b_steps={slow['onset_step']}-*")
+    watched.page.locator("h1", has_text="slower than steps 1 to").wait_for()
+    watched.page.get_by_role("img", name="Step time").wait_for()
+    watched.check()
+
+
 def test_steps_are_typed_and_what_is_no_range_is_said(open_page: Callable[..., Watched]) -> None:
     watched = open_page(f"compare?a={HEALTHY}&b={SLOW}")
     page = watched.page

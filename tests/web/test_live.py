@@ -143,6 +143,12 @@ def test_deep_pages_work_under_nested_prefixes(
         assert watched.page.request.get(f"{url}/{trace}").json()["otherData"]["run"] == SLOW
         watched.page.reload()
         watched.settled()
+        for key in ("c", "d"):  # communication; comparison, which is a page of no run
+            watched.page.keyboard.press("g")
+            watched.page.keyboard.press(key)
+            watched.page.wait_for_url("**/collectives" if key == "c" else "**/compare?b=*")
+            watched.settled()
+            assert watched.page.url.startswith(url)
         watched.check()
 
 

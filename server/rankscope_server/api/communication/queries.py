@@ -39,7 +39,7 @@ from rankscope_server.api.ranks.chunks import (
     choose,
     read,
 )
-from rankscope_server.api.ranks.collectives import ENQUEUED_NS, Group, groups_of
+from rankscope_server.api.ranks.collectives import Group, groups_of, is_wait_known
 from rankscope_server.api.ranks.thinned import thinned_of
 from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows
 from rankscope_server.api.steps.queries import median_step_ms
@@ -58,6 +58,7 @@ _MS = 1e6
 class _Job:
     """What rows need to know of the run."""
 
+    run: sa.Row[Any]
     groups: Mapping[str, Group]
     host_of: Mapping[int, str]
     num_steps: float  # that were recorded whole
@@ -82,7 +83,7 @@ def communication(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -
     met = meetings(calls, members, host_of)
     measured = linking.links_of_preflight(_preflight(connection, run))
     num_steps = max((last - first + 1) * (1 - thinned.share), 1)
-    job = _Job(groups, host_of, num_steps, run.world_size or len(host_of) or 1, measured)
+    job = _Job(run, groups, host_of, num_steps, run.world_size or len(host_of) or 1, measured)
     rows = sorted(
         (_answer(row, job) for row in rows_of(calls, met, members)),
         key=lambda row: (-(row.exposed_ms_per_step or 0), -row.count),
@@ -153,11 +154,7 @@ def _answer(row: Row, job: _Job) -> CommunicationRow:
     group = job.groups.get(row.group)
     ranks = len(group.ranks) if group is not None else job.world_size
     per_rank = job.num_steps * ranks
-    is_known = (
-        group is None
-        or not group.is_on_device
-        or row.blocked_ms * _MS > ENQUEUED_NS * max(row.count, 1)
-    )
+    is_known = is_wait_known(job.run, group, row.blocked_ms * _MS, row.count)
     hosts = {job.host_of.get(rank, "") for rank in group.ranks} - {""} if group else set()
     expected = linking.expected_of(hosts, job.measured)
     p50, p95, p99 = percentiles(row.durations_ms)

@@ -26,8 +26,8 @@ def first_sentence(
     known = [row for row in rows if row.exposed_ms_per_step is not None]
     if not known:
         return (
-            f"{count:,} calls in steps {first:,} to {last:,}; how long a step waits for them on "
-            "the devices is not known."
+            f"{count:,} calls in steps {first:,} to {last:,}; how long a step waits for them is "
+            "not known."
         )
     total = sum(row.exposed_ms_per_step or 0.0 for row in known)
     share = f" ({percent_text(total / step_ms)} of it)" if step_ms else ""
@@ -131,6 +131,7 @@ def notes(rows: Sequence[CommunicationRow], num_incomplete: int, num_met: int) -
         found.append(f"{plural(opened, 'call')} had not ended: their times are not known")
     if any(row.exposed_ms_per_step is None for row in rows):
         found.append(
-            "Of calls on devices it is not known how long a step waits for them, nor what it hides"
+            "How long a step waits for some calls is not known, nor what it hides: devices wait "
+            "for them, or another tool recorded them"
         )
     return found

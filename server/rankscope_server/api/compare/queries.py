@@ -74,14 +74,14 @@ def compared(before: Side, after: Side) -> Comparison:
         *facts.rows,
     )
     old, new = (
-        sentence.Side(label, window, side.work.get("tokens"), is_same_attempt)
+        sentence.Side(label, window, side.work.get("tokens"), side.world_size, is_same_attempt)
         for label, window, side in zip(labels, windows[STEP], (before, after), strict=True)
     )
     parts = {name: changes[name] for name in PARTS}
     findings = _findings(before, after)
     times = distribution(before.series[STEP], after.series[STEP])
     return Comparison(
-        text=sentence.what_changed(old, new, changes[STEP], parts, around),
+        text=sentence.what_changed(old, new, changes[STEP], parts, around, facts.common),
         before=_side(before, labels[0], windows[STEP][0]),
         after=_side(after, labels[1], windows[STEP][1]),
         step=_row(STEP, "a step", windows[STEP], changes[STEP]),

@@ -25,13 +25,19 @@ class Side:
     name: str  # "run-7", "steps 130 to 300"
     step: Window
     tokens: float | None = None  # of a rank in a step
+    world_size: int = 0  # 0: not known
     is_steps: bool = False  # its name is a range of steps
 
 
 def what_changed(
-    before: Side, after: Side, step: Change, parts: Mapping[str, Change], drifts: Sequence[Drift]
+    before: Side,
+    after: Side,
+    step: Change,
+    parts: Mapping[str, Change],
+    drifts: Sequence[Drift],
+    num_common: int = 0,
 ) -> str:
-    """Return the first sentence of the page."""
+    """Return the first sentence of the page; `num_common` facts are alike on both sides."""
     missing = [side.name for side in (before, after) if side.step.count == 0]
     if missing:
         return f"No steps to compare: {' and '.join(missing)} recorded none here{_drift(drifts)}."
@@ -55,7 +61,8 @@ def what_changed(
         pair = ("longer", "shorter") if work else ("slower", "faster")
         text = f"{subject} are {_factor(old, new)} {pair[not is_longer]} than {than}"
         text += work or _cause(step, parts)
-        if not drifts and not after.is_steps:
+        is_alike = num_common and before.world_size == after.world_size and not work
+        if is_alike and not drifts and not after.is_steps:
             text += "; nothing else that is known of them differs"
     return f"{text}{_drift(drifts)}."
 
@@ -70,6 +77,9 @@ def _factor(old: float, new: float) -> str:
 
 def _work(before: Side, after: Side) -> str:
     """Return how much a step does and how much is done in a second, where steps differ in it."""
+    if before.world_size and after.world_size and before.world_size != after.world_size:
+        ranks = plural(after.world_size, "rank")
+        return f", on {ranks} instead of {before.world_size:,}: a step is not the same work"
     if not before.tokens or not after.tokens:
         return ""
     ratio = after.tokens / before.tokens

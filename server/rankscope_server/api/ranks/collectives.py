@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rankscope.wire.backends import is_of_device
+from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import LeftOut, capped
 from rankscope_server.api.ranks.chunks import MAX_CHUNKS, MAX_EVENTS, Wanted
 from rankscope_server.api.ranks.schema import CollectiveRow, Collectives
@@ -46,9 +47,7 @@ def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> 
         group = groups.get(key.group)
         num_ranks = None if group is None else len(group.ranks)
         ranks = 1 if wanted.rank is not None else (num_ranks or run.world_size or 1)
-        is_known = (
-            group is None or not group.is_on_device or value.blocked_ns > ENQUEUED_NS * value.count
-        )
+        is_known = is_wait_known(run, group, value.blocked_ns, value.count)
         exposed = value.blocked_ns / 1e6 / num_whole / ranks
         rows.append(
             CollectiveRow(
@@ -76,6 +75,16 @@ def collectives(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> 
         step_hi=None if is_whole else last,
         left_out=left_out + thinned.left_out,
     )
+
+
+def is_wait_known(run: sa.Row[Any], group: Group | None, blocked_ns: float, count: int) -> bool:
+    """Return whether it is known how long hosts waited for some calls: 0 may mean "not seen".
+
+    Devices wait for themselves, and recordings of other tools give waits to steps, not to calls.
+    """
+    if run.launcher == IMPORTED and not blocked_ns:
+        return False
+    return group is None or not group.is_on_device or blocked_ns > ENQUEUED_NS * count
 
 
 def _rollup(
@@ -168,7 +177,8 @@ def _text(rows: list[CollectiveRow], run: sa.Row[Any]) -> str:
     first = rows[0]
     if first.exposed_ms_per_step is None:
         count = sum(row.count for row in rows)
-        return f"{count:,} operations; how long a step waits for each on the devices is not known."
+        where = "" if run.launcher == IMPORTED else " on the devices"
+        return f"{count:,} operations; how long a step waits for each{where} is not known."
     total = sum(row.exposed_ms_per_step or 0 for row in rows)
     return (
         f"{sum(row.count for row in rows):,} operations; the main thread waits "
