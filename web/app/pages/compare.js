@@ -49,7 +49,7 @@ export function Page() {
           { title: 'What cannot be compared, or only with care' },
           t.ul(
             { class: 'plainlist' },
-            data.not_comparable.map((text) => t.li({ key: text }, sentence(text))),
+            data.not_comparable.map((text) => t.li({ key: text }, `${text}.`)),
           ),
         )
       : null,

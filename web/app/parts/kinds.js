@@ -108,7 +108,9 @@ function KindRow({ row, run, most }) {
 
 /** @param {{row: Row, run: string}} props */
 function More({ row, run }) {
-  const chance = row.num_ranks ? `; by chance each of ${count(row.num_ranks)} ${percent(1 / row.num_ranks)}` : '';
+  const chance = row.num_ranks
+    ? `; by chance each of ${count(row.num_ranks)} ranks would have ${percent(1 / row.num_ranks)}`
+    : '';
   return t.div(
     { class: 'morekind' },
     t.dl(
