@@ -89,8 +89,14 @@ def test_the_critical_path_leads_back_to_who_came_last(sender: Sender) -> None:
     assert "rank 2" in answer["path_text"]
 
 
-def test_a_wait_that_no_call_says_of_is_shown_as_that(sender: Sender) -> None:
-    job = Job(more={(2, "backward"): 40.0}, flags=schema.STEP_THINNED)
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [(schema.STEP_THINNED, "counted, not recorded"), (0, "None of its 4 operations is stored")],
+)
+def test_a_wait_that_no_call_says_of_is_shown_as_that(
+    sender: Sender, flags: int, note: str
+) -> None:
+    job = Job(more={(2, "backward"): 40.0}, flags=flags)
     sender.send(*job.records())
     steps = [one for one in job.chunks() if one.kind == "steps"]
     sender.send(chunks=steps)
@@ -100,7 +106,7 @@ def test_a_wait_that_no_call_says_of_is_shown_as_that(sender: Sender) -> None:
         blocked = job.rows[rank, STEP]["blocked"] / 1e3
         assert found[rank, "blocked"] == pytest.approx(blocked, abs=8)
         assert found[rank, "waiting"] == 0
-    assert "counted, not recorded" in answer["notes"][0]
+    assert note in answer["notes"][0]
     assert answer["path"] == []
     assert answer["path_text"] == "The critical path is not known."
     assert answer["answer"]["ranks"] == [2], "self time is known without them"

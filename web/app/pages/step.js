@@ -78,6 +78,11 @@ function Step({ run, step, overview, topic }) {
     [
       { keys: '[', text: 'Previous step', run: () => to(-1) },
       { keys: ']', text: 'Next step', run: () => to(1) },
+      {
+        keys: 'Escape',
+        text: 'Unpin',
+        run: () => setQuery(query.value.at ? { at: null } : { sel: null }),
+      },
       { keys: 'w', text: 'Zoom in', where: 'timeline' },
       { keys: 's', text: 'Zoom out', where: 'timeline' },
       { keys: 'a', text: 'Move left', where: 'timeline' },

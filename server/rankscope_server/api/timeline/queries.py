@@ -190,7 +190,7 @@ def _reference(
     if onsets:
         last = min(onsets) - 1
         first = max(warm, last - most + 1)
-        text = f"steps {first:,} to {last:,}, before step {last + 1:,} from which on it is slower"
+        text = f"steps {first:,} to {last:,}, before a finding begins at step {last + 1:,}"
     else:
         last = min(max(run.step, warm), max(step + most // 2, warm + most))
         first = max(warm, last - most + 1)
@@ -461,6 +461,12 @@ def _notes(recorded: Recorded) -> list[str]:
         found.append(
             f"Thinned on {plural(thinned, 'rank')}: its operations were counted, not recorded; "
             "waits stand after the backward pass, and for whom is not known."
+        )
+    counted = int(np.nansum(np.nan_to_num(recorded.cells["num_collectives"])))
+    if counted and not thinned and not len(recorded.calls):
+        found.append(
+            f"None of its {counted:,} operations is stored: removed by retention, lost or not "
+            "here yet. Waits stand after the backward pass."
         )
     missing = int(np.isnan(recorded.cells["step"]).sum())
     if missing:
