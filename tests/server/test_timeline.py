@@ -327,55 +327,73 @@ def test_without_a_common_operation_clocks_are_not_known(sender: Sender) -> None
 # --- a pipeline --------------------------------------------------------------------------------
 
 
-def pipeline(sender: Sender, count: int = 3) -> None:
-    """Send one step of three stages and so many microbatches, GPipe; 10 ms forward, 20 back."""
-    stages, ahead = 3, 1
-    sender.send(*Job(ranks=stages, stages=stages).records())
-    begun, gone = np.zeros((stages, count)), np.zeros((stages, count))
-    free = np.zeros(stages)
-    calls: dict[int, list[dict[str, Any]]] = defaultdict(list)
+def pipeline(sender: Sender, steps: int = 1, slow_step: int = 0, slow_ms: float = 0.0) -> None:
+    """Send steps of three stages and three microbatches, GPipe: 10 ms forward, 20 ms back.
+
+    In the slow step what goes from stage 1 to stage 2 takes longer.
+    """
+    sender.send(*Job(ranks=3, stages=3).records())
+    for step in range(1, steps + 1):
+        begin_ns = BEGIN_NS + (step - 1) * 1_000 * MS
+        calls, free = _exchanged(step, begin_ns, slow_ms if step == slow_step else 0.0)
+        for stage in range(3):
+            blocked = sum(one["blocked_ns"] for one in calls[stage])
+            told = {
+                "step": step, "started_ns": begin_ns, "forward_ns": 30 * MS,
+                "duration_ns": round((free[stage] + 5) * MS), "backward_ns": 60 * MS + blocked,
+                "backward_blocked_ns": blocked, "optimizer_ns": 5 * MS, "microbatches": 3,
+                "num_collectives": len(calls[stage]),
+            }  # fmt: skip
+            columns = {name: np.array([told.get(name, 0)]) for name in schema.STEP_COLUMNS}
+            rows = sorted(calls[stage], key=lambda one: one["arrived_ns"])
+            sender.send(
+                chunks=[
+                    chunk("steps", stage, "node-0", "started_ns", dict(columns)),
+                    call_chunk(stage, "node-0", rows),
+                ]
+            )
+
+
+def _exchanged(
+    step: int, begin_ns: int, slow_ms: float
+) -> tuple[dict[int, list[dict[str, Any]]], list[float]]:
+    """Return what each stage sent and received in a step, and when it was done, ms."""
+    free, calls = [0.0] * 3, defaultdict(list)
 
     def call(
         rank: int, word: str, peer: int, at: float, end: float, blocked: float, n: int
     ) -> None:
         calls[rank].append({
-            "arrived_ns": BEGIN_NS + round(at * MS), "duration_ns": round((end - at) * MS),
-            "blocked_ns": round(blocked * MS), "sequence": n + 1, "step": 1, "size_bytes": 4096,
-            "peer_rank": peer, "operation": word, "flags": schema.FLAG_P2P,
+            "arrived_ns": begin_ns + round(at * MS), "duration_ns": round((end - at) * MS),
+            "blocked_ns": round(blocked * MS), "sequence": 3 * (step - 1) + n + 1, "step": step,
+            "size_bytes": 4096, "peer_rank": peer, "operation": word, "flags": schema.FLAG_P2P,
         })  # fmt: skip
 
-    for order, work in ((range(stages), 10.0), (range(stages - 1, -1, -1), 20.0)):
-        done, way = (begun, 1) if work == 10.0 else (gone, -1)
-        for n in range(count):
+    for order, work in (([0, 1, 2], 10.0), ([2, 1, 0], 20.0)):
+        done = np.zeros((3, 3))
+        way = order[1] - order[0]
+        for n in range(3):
             for stage in order:
-                came = 0.0 if not 0 <= stage - way < stages else done[stage - way, n] + ahead
-                if came:
-                    at = free[stage]
-                    end = max(at, came)
-                    call(stage, "recv", stage - way, at, end, end - at, n)
-                    free[stage] = end
-                done[stage, n] = free[stage] = free[stage] + work
-                if 0 <= stage + way < stages:
-                    call(stage, "send", stage + way, done[stage, n], done[stage, n] + 0.5, 0.0, n)
-    for stage in range(stages):
-        last = float(free[stage]) + 5
-        blocked = sum(one["blocked_ns"] for one in calls[stage])
-        told = {
-            "step": 1, "started_ns": BEGIN_NS, "duration_ns": round(last * MS),
-            "forward_ns": round(10 * count * MS), "backward_ns": round(20 * count * MS) + blocked,
-            "backward_blocked_ns": blocked, "optimizer_ns": 5 * MS, "microbatches": count,
-        }  # fmt: skip
-        told["other_ns"] = told["duration_ns"] - sum(
-            told[name] for name in ("forward_ns", "backward_ns", "optimizer_ns")
-        )
-        columns = {name: np.array([told.get(name, 0)]) for name in schema.STEP_COLUMNS}
-        rows = sorted(calls[stage], key=lambda one: one["arrived_ns"])
-        sender.send(
-            chunks=[
-                chunk("steps", stage, "node-0", "started_ns", dict(columns)),
-                call_chunk(stage, "node-0", rows),
-            ]
-        )
+                if 0 <= stage - way < 3:
+                    takes = 1.0 + (slow_ms if (stage, way) == (2, 1) else 0.0)
+                    at, came = free[stage], float(done[stage - way, n]) + takes
+                    free[stage] = max(at, came)
+                    call(stage, "recv", stage - way, at, free[stage], free[stage] - at, n)
+                free[stage] += work
+                done[stage, n] = free[stage]
+                if 0 <= stage + way < 3:
+                    end = free[stage] + (50.0 if slow_ms else 0.5)
+                    call(stage, "send", stage + way, free[stage], end, 0.0, n)
+    return calls, free
+
+
+def test_a_slow_link_of_a_pipeline_is_named_by_its_ends(sender: Sender) -> None:
+    pipeline(sender, steps=14, slow_step=10, slow_ms=25.0)
+    answer = sender.get("/steps/10")["answer"]
+    assert (answer["is_slow"], answer["cause"], answer["ranks"]) == (True, "communication", [])
+    words = "send of 4.0 KiB from rank 1 to rank 2: 26.0 ms, 1.0 ms in the steps around"
+    assert words in answer["what"]
+    assert sender.get("/steps/12")["answer"]["is_slow"] is False
 
 
 def test_a_pipeline_has_microbatches_bubbles_and_arrows(sender: Sender) -> None:

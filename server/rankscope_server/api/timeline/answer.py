@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,14 @@ class Reference:
         return float(np.median(known)) if len(known) >= LEAST_STEPS else float("nan")
 
 
+class SlowCall(NamedTuple):
+    """A transfer that took longer than in the steps around."""
+
+    text: str
+    more_ms: float  # all of its kind in the step together
+    is_exchange: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """One step: ms, arrays by rank; NaN not known."""
@@ -74,7 +82,7 @@ class Facts:
     reference: Reference
     is_first: bool = False  # of its process
     accused: frozenset[int] = frozenset()  # ranks that findings name which hold in the step
-    slow_calls: list[str] = field(default_factory=list)  # transfers that took longer than usual
+    slow_calls: list[SlowCall] = field(default_factory=list)  # the worst first
     path_text: str = ""
 
 
@@ -152,6 +160,11 @@ def _reason(facts: Facts, excess: float) -> _Reason:
     growth = middle(grown)
     if growth >= _SHARE * excess:
         return _all_ranks(facts, growth)
+    if len(set(facts.roles)) > 1:  # of a pipeline: all may wait for a transfer between two
+        slow = next((one for one in facts.slow_calls if one.is_exchange), None)
+        if slow is not None and slow.more_ms >= _SHARE * excess:
+            return _Reason("communication", slow.text)
+        return _unexplained(missing)
     shared = _shared(facts)
     usual = middle(facts.reference.shared_ms)
     if shared - usual >= _SHARE * excess:
@@ -163,6 +176,10 @@ def _reason(facts: Facts, excess: float) -> _Reason:
                 f"{rank_list(missing)}, which may be why",
             )
         return _communication(facts, shared, usual)
+    return _unexplained(missing)
+
+
+def _unexplained(missing: list[int]) -> _Reason:
     if missing:
         lost = f"nothing is known of {rank_list(missing)} in it"
         return _Reason("missing", f"what is recorded does not say why, and {lost}")
@@ -233,8 +250,11 @@ def _all_ranks(facts: Facts, growth: float) -> _Reason:
 def _communication(facts: Facts, shared: float, usual: float) -> _Reason:
     text = f"communication takes {ms_text(shared)} on every rank instead of {ms_text(usual)}"
     if facts.slow_calls:
-        text += f", most in {facts.slow_calls[0]}"
-    return _Reason("communication", f"{text}; no rank comes late")
+        text += f", most in {facts.slow_calls[0].text}"
+    waited = facts.waited_ms[~np.isnan(facts.waited_ms)]
+    if len(waited) and float(waited.max()) < _LEAST_RATIO * shared:
+        text += "; no rank comes late"
+    return _Reason("communication", text)
 
 
 def _standing_out(facts: Facts) -> _Reason:
@@ -247,9 +267,15 @@ def _standing_out(facts: Facts) -> _Reason:
         theirs = middle(facts.own_ms[np.setdiff1d(_peers(facts, worst), ranks)])
         waits = middle(np.delete(facts.waited_ms, ranks))
         if theirs > 0 and waits > least:
+            kind = _largest_part(facts, worst)
             ratio = float(facts.own_ms[worst]) / theirs
             text = f"works {ratio_text(ratio)} as long as its peers, which wait {ms_text(waits)}"
-            return _Reason("rank", f"in it {_place(facts, worst)} {text}", (worst,))
+            if kind in _VERBS:
+                part = facts.parts_ms[kind]
+                text = _VERBS[kind][0].format(ms_text(float(part[worst])))
+                text += f", its peers {ms_text(middle(part[_peers(facts, worst)]))}"
+            cause = _cause_of(kind, "rank")
+            return _Reason(cause, f"in it {_place(facts, worst)} {text}", (worst,))
     data = facts.parts_ms["data"]
     ranks = np.flatnonzero(_beyond_peers(facts, data))
     if len(ranks) == 1:
@@ -381,7 +407,7 @@ def _evidence(facts: Facts, reason: _Reason, took: float, usual: float) -> list[
             f"Waiting for another rank to come: {ms_text(float(np.median(waits)))} on the median "
             f"rank, {ms_text(float(waits.max()))} on rank {int(np.nanargmax(facts.waited_ms))}"
         )
-    found += [capital(text) for text in facts.slow_calls[:3]]
+    found += [capital(one.text) for one in facts.slow_calls[:3]]
     if facts.path_text:
         found.append(facts.path_text.removesuffix("."))
     missing = _missing(facts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ MIN_WAIT_NS = 10_000  # a wait shorter than this is the call itself
 SURE_NS, SURE_OF_CALLBACK_NS = 200_000, 3_000_000
 _FROM_ROOT = frozenset({"broadcast", "scatter"})
 _TO_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
+_SENDS = frozenset({"send"})
 _NEVER = np.iinfo(np.int64).max
 # Odd factors, other ones in each process: no sender can make two operations fall together.
 _FACTORS = np.array([secrets.randbits(63) | 1 for _ in range(6)], np.int64)
@@ -150,7 +151,7 @@ def operations_of(calls: Calls) -> tuple[Array, Array]:
     n-th of its rank, group and operation.
     """
     is_p2p = calls.is_one_of(P2P_OPERATIONS)
-    is_send = calls.is_one_of(frozenset({"send"}))
+    is_send = calls.is_one_of(_SENDS)
     peer = np.where(calls["peer_rank"] >= 0, calls["peer_rank"], -2 - calls.rank)
     source = np.where(is_p2p, np.where(is_send, calls.rank, peer), -1)
     target = np.where(is_p2p, np.where(is_send, peer, calls.rank), -1)
@@ -228,7 +229,16 @@ def _one_sided(matched: Matched, is_p2p: Array, is_rooted: Array) -> None:
     matched.late_ns[which[several]] = (times[last] - times[last - several])[several]
     matched.last_rank[which[several]] = calls.rank[chosen[last]][several]
     is_over = np.minimum.reduceat(calls["state"][chosen] == ENDED, begins) & several
-    transfer = np.maximum(np.minimum.reduceat(ended, begins) - times[last], 0)
+    # A send may be over before anything is received: what counts is the end of the receive.
+    is_send = calls.is_one_of(_SENDS)[chosen]
+    over = np.where(is_send, _NEVER, ended)
+    over = np.minimum.reduceat(over, begins)
+    # Of a receive that came when all was there it is not known how long that took.
+    waited = np.maximum.reduceat(
+        np.where(is_p2p[chosen], np.where(is_send, 0, calls.waited_ns[chosen]), 1), begins
+    )
+    is_over &= (over < _NEVER) & (waited > 0)
+    transfer = np.maximum(over - times[last], 0)
     matched.transfer_ns[which[is_over]] = transfer[is_over]
     pair = np.flatnonzero(is_p2p[chosen[begins]] & (counts == 2))
     early, late = chosen[begins[pair]], chosen[last[pair]]
@@ -257,24 +267,44 @@ def _wait_for(matched: Matched, who: Array, whom: Array) -> None:
     matched.blocker[who[is_idle]] = matched.calls.rank[whom[is_idle]]
 
 
-def usual_transfers(near: Calls, step: int) -> dict[tuple[str, str, int], tuple[float, int]]:
-    """Return how long transfers took in other steps: median ns and count.
+class CallKind(NamedTuple):
+    """What operations are alike in; source and target only of an exchange, else -1."""
 
-    By group, operation and size; only of operations that all members wait for.
-    """
-    is_meeting = ~near.is_one_of(P2P_OPERATIONS | _FROM_ROOT | _TO_ROOT)
-    good = is_meeting & (near["step"] != step) & (near["step"] > 0)
-    calls = near.where(np.flatnonzero(good & (near["state"] == ENDED) & (near["duration_ns"] >= 0)))
-    of, first = operations_of(calls)
-    if not len(first):
+    group: str
+    operation: str
+    size_bytes: int
+    source: int
+    target: int
+
+
+def kinds_of(matched: Matched) -> tuple[Array, list[CallKind]]:
+    """Return the place of the kind of each operation, and the kinds."""
+    calls, first = matched.calls, matched.first
+    is_p2p, is_send = (calls.is_one_of(words)[first] for words in (P2P_OPERATIONS, _SENDS))
+    rank, peer = calls.rank[first], calls["peer_rank"][first]
+    source = np.where(is_p2p, np.where(is_send, rank, peer), -1)
+    target = np.where(is_p2p, np.where(is_send, peer, rank), -1)
+    operation = np.where(is_p2p, -1, calls.operation[first])
+    keys = np.stack([calls.group[first], operation, calls["size_bytes"][first], source, target], 1)
+    _, places, kind = np.unique(keys @ _FACTORS[:5], return_index=True, return_inverse=True)
+    words = ["send", *calls.operations]
+    return kind.reshape(-1), [
+        CallKind(calls.groups[group], words[1 + code], size, *ends)
+        for group, code, size, *ends in keys[places].tolist()
+    ]
+
+
+def usual_transfers(near: Matched, step: int) -> dict[CallKind, tuple[float, int]]:
+    """Return how long transfers of each kind took in other steps: median ns and count."""
+    kind, kinds = kinds_of(near)
+    steps = near.calls["step"][near.first]
+    chosen = np.flatnonzero((steps != step) & (steps > 0) & (near.transfer_ns >= 0))
+    if not len(chosen):
         return {}
-    least = np.full(len(first), _NEVER)
-    np.minimum.at(least, of, calls["duration_ns"])
-    keys = np.stack([calls.group[first], calls.operation[first], calls["size_bytes"][first]], 1)
-    distinct, kind = np.unique(keys, axis=0, return_inverse=True)
-    found = {}
-    for place, (group, operation, size) in enumerate(distinct.tolist()):
-        values = least[kind.reshape(-1) == place]
-        key = (calls.groups[group], calls.operations[operation], size)
-        found[key] = (float(np.median(values)), len(values))
-    return found
+    chosen = chosen[np.argsort(kind[chosen], kind="stable")]
+    begins = np.flatnonzero(np.diff(kind[chosen], prepend=-1))
+    parts = np.split(near.transfer_ns[chosen], begins[1:])
+    return {
+        kinds[kind[chosen[begin]]]: (float(np.median(part)), len(part))
+        for begin, part in zip(begins.tolist(), parts, strict=True)
+    }

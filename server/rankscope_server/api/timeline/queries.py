@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.schema import STEP_FIRST, STEP_THINNED
+from rankscope.wire.schema import P2P_OPERATIONS, STEP_FIRST, STEP_THINNED
 from rankscope_server.answers import LeftOut, capped, json_object
 from rankscope_server.api.steps.queries import (
     WARM_UP_STEPS,
@@ -17,8 +17,14 @@ from rankscope_server.api.steps.queries import (
     quiet,
     steps_of_many,
 )
-from rankscope_server.api.timeline.answer import Facts, Reference, answer_of
-from rankscope_server.api.timeline.calls import Matched, match, usual_transfers
+from rankscope_server.api.timeline.answer import LEAST_STEPS, Facts, Reference, SlowCall, answer_of
+from rankscope_server.api.timeline.calls import (
+    CallKind,
+    Matched,
+    kinds_of,
+    match,
+    usual_transfers,
+)
 from rankscope_server.api.timeline.lanes import LANES, MAX_LANES, choose_lanes, parse_ranks
 from rankscope_server.api.timeline.path import Path, critical_path, path_text, shares_of
 from rankscope_server.api.timeline.reading import Recorded, read_step
@@ -42,6 +48,7 @@ from rankscope_server.store import tables
 from rankscope_server.text import plural
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Usual: TypeAlias = dict[CallKind, tuple[float, int]]  # of transfers: median ns, count
 MAX_SLICES = 100_000
 MAX_CALLS = 5_000
 _REFERENCE_STEPS = 2_000  # of which the median step is taken, and so many of single ranks
@@ -72,7 +79,8 @@ def step_timeline(
     recorded = read_step_of(connection, run, step)
     matched = match(recorded.calls, recorded.clocks.shift_ns, sizes_of(recorded))
     path = critical_path(recorded, matched)
-    usual = usual_transfers(recorded.near, step)
+    near = match(recorded.near, recorded.clocks.shift_ns, sizes_of(recorded))
+    usual = usual_transfers(near, step)
     answer = _answer(connection, run, recorded, matched, path, usual)
     own_ms = recorded.cells["own_work"]
     wanted = parse_ranks(ranks, recorded.height)
@@ -91,7 +99,7 @@ def step_timeline(
             break
     chosen = chosen[: len(drawn)]
     origin, length = span_of(recorded)
-    calls, place_of = _calls(recorded, matched, usual, drawn, path, run.world_size)
+    calls, place_of = _calls(recorded, matched, usual, drawn, path)
     clock_text, is_sure = recorded.clocks.text(length / 1e6, recorded.hosts)
     first, last = first_step(connection, run.run_id), run.step
     return StepTimeline(
@@ -144,7 +152,7 @@ def span_of(recorded: Recorded) -> tuple[int, int]:
 
 def _answer(
     connection: sa.Connection, run: sa.Row[Any], recorded: Recorded, matched: Matched, path: Path,
-    usual: dict[tuple[str, str, int], tuple[float, int]],
+    usual: Usual,
 ) -> StepAnswer:  # fmt: skip
     findings = _findings(connection, run.run_id)
     reference = _reference(connection, run, recorded.step, findings)
@@ -162,7 +170,7 @@ def _answer(
                 for rank in one.ranks
             ),
             is_first=bool((flags & STEP_FIRST).any()),
-            slow_calls=_slow_calls(recorded, matched, usual, run.world_size),
+            slow_calls=_slow_calls(recorded, matched, usual),
             path_text=path_text(path),
         )
     )  # fmt: skip
@@ -217,37 +225,31 @@ def _reference(
     )  # fmt: skip
 
 
-def _slow_calls(
-    recorded: Recorded, matched: Matched, usual: dict[tuple[str, str, int], tuple[float, int]],
-    world_size: int,
-) -> list[str]:  # fmt: skip
+def _slow_calls(recorded: Recorded, matched: Matched, usual: Usual) -> list[SlowCall]:
     """Return the transfers that took clearly longer than in the steps around, the worst first."""
-    length_ns = np.nan_to_num(quiet(np.nanmax, recorded.cells["step"])) * 1e6
+    length_ms = float(np.nan_to_num(quiet(np.nanmax, recorded.cells["step"])))
+    kind, kinds = kinds_of(matched)
     found = []
-    for operation, first in enumerate(matched.first.tolist()):
-        key = _key(matched, first)
-        before = usual.get(key)
-        took = int(matched.transfer_ns[operation])
-        if before is None or took < 0 or before[1] < 5:
+    for place in np.unique(kind[matched.transfer_ns >= 0]).tolist():
+        one = kinds[place]
+        before, count = usual.get(one, (0.0, 0))
+        took = matched.transfer_ns[(kind == place) & (matched.transfer_ns >= 0)]
+        slow = took[took > _SLOWER * before]
+        more_ms = float((slow - before).sum()) / 1e6
+        if count < LEAST_STEPS or more_ms <= _SLOWER_SHARE * length_ms:
             continue
-        more = took - before[0]
-        if took > _SLOWER * before[0] and more > _SLOWER_SHARE * length_ns:
-            group = recorded.groups.get(key[0])
+        longest = ms_text(float(slow.max()) / 1e6)
+        times = f" (the longest of {len(slow)})" if len(slow) > 1 else ""
+        where = f" from rank {one.source} to rank {one.target}"
+        if one.source < 0:
+            group = recorded.groups.get(one.group)
             where = f" among {group.text}" if group is not None and group.text else ""
-            found.append((
-                -more,
-                f"{key[1]} of {bytes_text(key[2])}{where}: {ms_text(took / 1e6)}, "
-                f"{ms_text(before[0] / 1e6)} in the steps around",
-            ))  # fmt: skip
-    return [text for _, text in sorted(found)]
-
-
-def _key(matched: Matched, call: int) -> tuple[str, str, int]:
-    calls = matched.calls
-    return (
-        calls.groups[calls.group[call]], calls.operations[calls.operation[call]],
-        int(calls["size_bytes"][call]),
-    )  # fmt: skip
+        text = (
+            f"{one.operation} of {bytes_text(one.size_bytes)}{where}: {longest}{times}, "
+            f"{ms_text(before / 1e6)} in the steps around"
+        )
+        found.append(SlowCall(text, more_ms, one.source >= 0))
+    return sorted(found, key=lambda one: -one.more_ms)
 
 
 class _Held(NamedTuple):
@@ -303,46 +305,41 @@ def _slowest(
 
 
 def _calls(
-    recorded: Recorded, matched: Matched, usual: dict[tuple[str, str, int], tuple[float, int]],
-    drawn: list[RankLane], path: Path, world_size: int,
-) -> tuple[list[StepCall], dict[int, int]]:  # fmt: skip
+    recorded: Recorded, matched: Matched, usual: Usual, drawn: list[RankLane], path: Path
+) -> tuple[list[StepCall], dict[int, int]]:
     """Return the operations that some lane or the path has, and where each of them is."""
     ranks = np.array([lane.rank for lane in drawn], np.int64)
     mine = np.isin(matched.calls.rank, ranks)
-    wanted = dict.fromkeys(
-        int(matched.of[one.call]) for one in path.stretches if one.call >= 0
-    )  # fmt: skip
+    wanted = dict.fromkeys(int(matched.of[one.call]) for one in path.stretches if one.call >= 0)
     wanted |= dict.fromkeys(matched.of[np.flatnonzero(mine)].tolist())
     order = sorted(list(wanted)[:MAX_CALLS], key=lambda one: matched.arrived_ns[matched.first[one]])
-    place_of = {operation: place for place, operation in enumerate(order)}
-    return [_call(recorded, matched, usual, operation) for operation in order], place_of
+    kind, kinds = kinds_of(matched)
+    return (
+        [_call(recorded, matched, usual, operation, kinds[kind[operation]]) for operation in order],
+        {operation: place for place, operation in enumerate(order)},
+    )
 
 
 def _call(
-    recorded: Recorded, matched: Matched, usual: dict[tuple[str, str, int], tuple[float, int]],
-    operation: int,
-) -> StepCall:  # fmt: skip
+    recorded: Recorded, matched: Matched, usual: Usual, operation: int, kind: CallKind
+) -> StepCall:
     calls, first = matched.calls, int(matched.first[operation])
-    key = _key(matched, first)
-    group = recorded.groups.get(key[0])
-    word = key[1]
-    is_p2p = word in ("send", "recv", "recv_any_source")
-    peer, rank = int(calls["peer_rank"][first]), int(calls.rank[first])
+    group = recorded.groups.get(kind.group)
+    is_p2p = calls.operations[calls.operation[first]] in P2P_OPERATIONS
     members = int(matched.num_members[operation])
-    last = int(matched.last_rank[operation])
-    before = usual.get(key)
+    before = usual.get(kind)
     return StepCall(
-        operation="send" if is_p2p else word, group=key[0],
+        operation=kind.operation, group=kind.group,
         group_text="" if group is None else group.text,
-        sequence=int(calls["sequence"][first]), size_bytes=key[2],
-        num_members=members if members >= 0 else None,
-        num_recorded=int(matched.num_recorded[operation]), last_rank=last if last >= 0 else None,
+        sequence=int(calls["sequence"][first]), size_bytes=kind.size_bytes,
+        num_members=_none(members), num_recorded=int(matched.num_recorded[operation]),
+        last_rank=_none(int(matched.last_rank[operation])),
         is_sure=bool(matched.late_ns[operation] > matched.sure_ns[operation]),
         late_ms=_ms(matched.late_ns[operation]), skew_ms=_ms(matched.skew_ns[operation]),
         transfer_ms=_ms(matched.transfer_ns[operation]),
-        usual_ms=None if before is None or is_p2p else round(before[0] / 1e6, 3),
-        source=(rank if word == "send" else _none(peer)) if is_p2p else None,
-        target=(_none(peer) if word == "send" else rank) if is_p2p else None,
+        usual_ms=None if before is None else round(before[0] / 1e6, 3),
+        source=_none(kind.source) if is_p2p else None,
+        target=_none(kind.target) if is_p2p else None,
     )  # fmt: skip
 
 

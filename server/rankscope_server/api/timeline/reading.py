@@ -25,6 +25,7 @@ _COLUMNS = ("rank", "host", "stage", "num_stages", "backend")
 _NAMES = frozenset((*NUMBERS, "group", "operation"))
 # Clocks are aligned, and transfers compared, by the operations around a step.
 _NEAR_STEPS, _NEAR_CELLS = 32, 20_000  # steps to each side; ranks by steps
+_LEAST_NEAR, _MAX_MORE = 8, 2_048  # steps; parts that are read to have as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +107,37 @@ def _place(row: Any, num_stages: int) -> Place:
 def _read_calls(
     connection: sa.Connection, run: sa.Row[Any], step: int, reach: int
 ) -> tuple[Calls, int, int, bool]:
-    """Return the calls of some steps, the attempt of this one, what was run again, if cut."""
-    chosen = choose(connection, Wanted(run.run_id, lo=step, hi=step))
+    """Return the calls of some steps, the attempt of this one, what was run again, if cut.
+
+    The parts that hold this step hold others beside it; where these are few, more are read.
+    """
     again = steps_run_again(connection, run.run_id)
-    parts, num_again, attempts = [], 0, {run.attempt if not chosen.ids else 0}
-    for part in read(connection, chosen.ids, _NAMES):
-        steps = part.numbers["step"]
-        inside = np.abs(steps - step) <= reach
-        for lo, hi in again.get(part.attempt, ()):
-            is_again = inside & (steps >= lo) & (steps <= hi)
-            num_again += int((is_again & (steps == step)).sum())
-            inside &= ~is_again
-        if inside.any():
-            parts.append((part, np.flatnonzero(inside)))
-            attempts.add(part.attempt)
-    return _joined(parts), max(attempts), num_again, chosen.is_cut
+    parts: list[tuple[Part, Array]] = []
+    attempts, seen, num_again = [run.attempt], {step}, 0
+
+    def take(ids: list[int]) -> None:
+        nonlocal num_again
+        for part in read(connection, ids, _NAMES):
+            steps = part.numbers["step"]
+            inside = np.abs(steps - step) <= reach
+            for lo, hi in again.get(part.attempt, ()):
+                is_again = inside & (steps >= lo) & (steps <= hi)
+                num_again += int((is_again & (steps == step)).sum())
+                inside &= ~is_again
+            if inside.any():
+                parts.append((part, np.flatnonzero(inside)))
+                seen.update(np.unique(steps[inside]).tolist())
+                if np.any(steps[inside] == step):
+                    attempts.append(part.attempt)
+
+    chosen = choose(connection, Wanted(run.run_id, lo=step, hi=step))
+    take(chosen.ids)
+    if chosen.ids and len(seen) < _LEAST_NEAR:
+        wanted = Wanted(run.run_id, lo=max(step - _LEAST_NEAR, 1), hi=step + 2)
+        read_already = set(chosen.ids)
+        more = [one for one in choose(connection, wanted).ids if one not in read_already]
+        take(more[:_MAX_MORE])
+    return _joined(parts), max(attempts[1:] or attempts), num_again, chosen.is_cut
 
 
 def _joined(parts: Iterable[tuple[Part, Array]]) -> Calls:

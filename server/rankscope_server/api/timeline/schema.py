@@ -80,7 +80,8 @@ class StepCall(Schema, frozen=True):
     """One collective, or one send with its receive.
 
     `transfer_ms` is the shortest time of a member, from its call to the end: the last to arrive
-    waits least. `late_ms` is by how much the last came after the one before it.
+    waits least. Of an exchange it is from the later call to the end of a receive that waited.
+    `late_ms` is by how much the last came after the one before it.
     """
 
     operation: str
