@@ -17,6 +17,9 @@ export function LinksCard({ links }) {
   const asked = query.value.links;
   const source =
     asked === 'preflight' || asked === 'messages' ? asked : links.num_messages > 0 ? 'messages' : 'preflight';
+  if (links.num_messages + links.num_preflight === 0)
+    // its sentence says why; all hatched says no more
+    return el(Card, { title: 'Links between nodes', note: sentence(links.text) });
   const cells = source === 'messages' ? links.messages : links.preflight;
   const fastest = Math.max(0, ...cells.flat().map((cell) => cell.bytes_per_second ?? 0));
   return el(
