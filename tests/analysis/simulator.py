@@ -6,6 +6,7 @@ that hit one rank for seconds, as measured with four ranks on two cores. Seeds d
 
 from __future__ import annotations
 
+import bisect
 import random
 import sys
 from collections import Counter
@@ -209,7 +210,7 @@ class Recording:
     @property
     def last_ms(self) -> float:
         """Return the time of the last thing that any rank did."""
-        return max(move[0] for rank in self.machine.ranks for move in rank.moves)
+        return max(rank.moves[-1][0] for rank in self.machine.ranks if rank.moves)
 
     def clock_ns(self, rank: int, now_ms: float) -> int:
         """Return what the clock of a rank's host shows."""
@@ -315,9 +316,10 @@ class Recording:
 
     def state(self, rank: Rank, now_ms: float) -> schema.RankState:
         """Return where a rank is at a moment."""
-        moves = [move for move in rank.moves if move[0] <= now_ms]
-        moved_ms, phase, step = moves[-1] if moves else (0.0, "other", 1)
-        issued = [one for one in rank.issued if one.issued_ms <= now_ms]
+        num_moves = bisect.bisect_right(rank.moves, now_ms, key=lambda move: move[0])
+        moved_ms, phase, step = rank.moves[num_moves - 1] if num_moves else (0.0, "other", 1)
+        num_issued = bisect.bisect_right(rank.issued, now_ms, key=lambda one: one.issued_ms)
+        issued = rank.issued[:num_issued]
         names = [name for name, ranks in self.job.groups().items() if rank.number in ranks]
         return schema.RankState(
             attempt=0, rank=rank.number, time_ns=self.clock_ns(rank.number, now_ms),
