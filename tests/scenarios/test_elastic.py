@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
@@ -34,6 +35,15 @@ def test_a_run_survives_kills(tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in the ranks: of a small model two threads wait for each other, and burn that time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def run(tmp_path: Path) -> Iterator[ElasticRun]:
     """A run that ends when it is told to, however long nodes take to go and to come."""
     arguments = ["--batch-size", str(BATCH_SIZE), "--global-batch", str(GLOBAL_BATCH)]
@@ -44,6 +54,7 @@ def run(tmp_path: Path) -> Iterator[ElasticRun]:
     run.close()
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_it_shrinks_and_grows(run: ElasticRun) -> None:
     first = run.start_elastic()
     run.until_hosted()
