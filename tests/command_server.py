@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -23,6 +24,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from rankscope.preflight.collective import child
 from tests import fork_server
 
 _IMPORTED = (
@@ -48,6 +51,8 @@ _IMPORTED = (
 )  # fmt: skip
 _LIMIT_SECONDS = 120.0
 _SPACES = ("net", "uts", "mnt")  # that a command enters; that of processes is for its children
+_PEER = struct.Struct("3i")  # what the kernel knows of a client: process, user, group
+PEER = 0  # in an order, for the process that sends it
 _shared: Path | None = None  # the socket of the server that this process and its forks use
 _keeps_shared: subprocess.Popen[str] | None = None
 _starting = threading.Lock()
@@ -57,18 +62,21 @@ class Forked(subprocess.Popen[str]):
     """A command `[python, "-S", "-m", MODULE, ...]` that the server forks: what tests use of Popen.
 
     `inside` is a process whose namespaces it enters, as `nsenter` does. It ends with this process.
+    `has_torch`: the child that imports PyTorch for a preflight is forked, too.
     """
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None,
         stdin: IO[Any] | None = None, stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None, errors: str | None = None, inside: int | None = None,
+        has_torch: bool = False,
     ) -> None:  # fmt: skip
         self.args, self.returncode, self.stdin = list(argv), None, None
         self._errors, self._kept = errors, dict[IO[str], bytes]()
         order = {
             "argv": self.args, "directory": os.getcwd(), "inside": inside,
             "environ": dict(os.environ if env is None else env),
+            "python": fork_server.python() if has_torch else None,
         }  # fmt: skip
         with contextlib.ExitStack() as ours:
             out, self.stdout = self._stream(ours, stdout, 1)
@@ -216,41 +224,76 @@ def _serve(path: str) -> NoReturn:
         order = fork_server.order_from(client)
         if order is None:
             os._exit(0)
-        files = order["files"]
-        spaces = _spaces(order["inside"])
-        if spaces:
-            _set_namespace(spaces.pop())
-        pid = os.fork()
-        if pid:
-            client.sendall(b"%d\n" % pid)
-            for file in files:
-                os.close(file)
-            code = _wait(pid, client)
-            with contextlib.suppress(BrokenPipeError):
-                client.sendall(b"%d\n" % code)
-            os._exit(0)
+        fork(order, client)
+
+
+def fork(order: dict[str, Any], client: socket.socket) -> NoReturn:
+    """Fork a command, answer its number and its exit code; in the fork, become it."""
+    files, inside = order["files"], order["inside"]
+    if inside == PEER:
+        inside = _peer_of(client)
+    try:
+        spaces, own = _spaces(inside, _SPACES), _spaces(inside, ("pid",))
+    except FileNotFoundError:  # who ordered it has ended
+        os._exit(1)
+    for space in own:
+        _set_namespace(space)  # for children, as ever
+    pid = os.fork()
+    if pid:
+        client.sendall(b"%d\n" % pid)
+        for file in files:
+            os.close(file)
+        code = _wait(pid, client)
+        with contextlib.suppress(BrokenPipeError):
+            client.sendall(b"%d\n" % code)
+        os._exit(0)
+    client.close()
     os.setsid()
-    for target, source in enumerate(files):
-        os.dup2(source, target)
-        os.close(source)
-    _open_streams()
     os.chdir(order["directory"])
     for space in spaces:
         _set_namespace(space)  # that of mounts is its new directory, too
+    _place(files, order.get("numbers", range(3)))
+    if order.get("python"):
+        child._COMMAND = (*order["python"], *child._COMMAND[1:])
     code = _be_command(order["argv"], order["environ"])
     # as at the end of an interpreter, but what was imported is not taken down: it would be copied
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 
-def _spaces(pid: int | None) -> list[int]:
-    """Open the namespaces of a process; that of processes is the last."""
+def _place(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give files the numbers that they have where they come from."""
+    above = max([*files, *numbers]) + 1
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, above) for file in files]
+    for file in {*files} - {0}:
+        os.close(file)
+    for file, number in zip(aside, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _peer_of(client: socket.socket) -> int:
+    """Return the process at the other end, by the number that it has here."""
+    numbers = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return int(_PEER.unpack(numbers)[0])
+
+
+def _spaces(pid: int | None, kinds: Sequence[str]) -> list[int]:
+    """Open the namespaces of a process that are not ours."""
     if pid is None:
         return []
-    return [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in (*_SPACES, "pid")]
+    theirs, ours = Path(f"/proc/{pid}/ns"), Path("/proc/self/ns")
+    return [
+        os.open(theirs / kind, os.O_RDONLY)
+        for kind in kinds
+        if os.readlink(theirs / kind) != os.readlink(ours / kind)
+    ]
 
 
 def _set_namespace(file: int) -> None:
@@ -260,48 +303,65 @@ def _set_namespace(file: int) -> None:
 
 
 def _wait(pid: int, client: socket.socket) -> int:
-    """Return the exit code of the command; who started it takes it along."""
+    """Return the exit code of the command; it gets signals that who started it names, or SIGKILL.
+
+    That is for the end of who started it, which it does not outlive.
+    """
     end = os.pidfd_open(pid)
-    if end not in select.select([end, client.fileno()], [], [])[0]:
-        os.kill(pid, signal.SIGKILL)
+    while end not in select.select([end, client.fileno()], [], [])[0]:
+        number = client.recv(1) or bytes((signal.SIGKILL,))
+        os.kill(pid, number[0])
+        if number[0] == signal.SIGKILL:
+            break
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _be_command(argv: list[str], environ: dict[str, str]) -> int:
-    """Become the command, as the interpreter starts a module."""
+    """Become the command, as the interpreter starts a module or a program."""
     os.environ.clear()
     os.environ.update(environ)
     for action in filter(None, environ.get("PYTHONWARNINGS", "").split(",")):
         warnings.simplefilter(action)  # type: ignore[arg-type]
-    place = argv.index("-m")
-    module, arguments = argv[place + 1], argv[place + 2 :]
-    sys.path[:] = _search_path(environ.get("PYTHONPATH", ""), has_site="-S" not in argv[1:place])
+    place = next(n for n, word in enumerate(argv) if n and (word == "-m" or word[0] != "-"))
+    flags, is_module = argv[1:place], argv[place] == "-m"
+    target, arguments = argv[place + is_module], argv[place + is_module + 1 :]
+    _open_streams(is_unbuffered="-u" in flags or bool(environ.get("PYTHONUNBUFFERED")))
+    first = os.getcwd() if is_module else str(Path(target).parent)
+    has_site = "-S" not in flags
+    sys.path[:] = [first, *_search_path(environ.get("PYTHONPATH", ""), has_site=has_site)]
     importlib.invalidate_caches()
-    sys.argv, sys.orig_argv[:] = [module, *arguments], argv
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            sys.stderr.write(f"{end.code}\n")
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+    sys.argv, sys.orig_argv[:] = [target, *arguments], argv
+    sys.modules.pop(f"{target}.__main__", None)  # it may be imported here, and begins anew
+    if has_site and environ.get("RANKSCOPE", "0") not in ("", "0"):  # as the .pth file does it
+        from rankscope.rank.attach.start import attach_from_environment
+
+        attach_from_environment()
+    if not is_module:
+        return fork_server.run_program(target)
+    return fork_server.run_as_main(
+        lambda: runpy.run_module(target, run_name="__main__", alter_sys=True)
+    )
 
 
-def _open_streams() -> None:
+def _open_streams(*, is_unbuffered: bool) -> None:
     """Open the streams as the interpreter does at its start: a pipe wants others than a file."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = (  # type: ignore[misc]
+        io.TextIOWrapper(open(1, "wb", 0, closefd=False), write_through=True)
+        if is_unbuffered
+        else open(1, "w", closefd=False)
+    )
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]
         2, "w", 1, errors="backslashreplace", closefd=False
     )
 
 
 def _search_path(first: str, *, has_site: bool) -> list[str]:
-    """Return where modules come from: the directory, PYTHONPATH, the library, what is installed."""
+    """Return where modules come from: PYTHONPATH, the library, what is installed."""
     library = os.path.dirname(os.__file__)
     plain = [library, os.path.join(library, "lib-dynload")]
     site = [place for place in sys.path[1:] if place not in plain] if has_site else []
-    return [os.getcwd(), *filter(None, first.split(os.pathsep)), *plain, *site]
+    return [*filter(None, first.split(os.pathsep)), *plain, *site]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -36,6 +37,7 @@ LIMIT_SECONDS = 280.0
 _GRACE_SECONDS = 15.0  # after SIGTERM
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.02
+_MOST_FILES = 64  # that come along with an order
 _IMPORTED = (
     "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.algorithms.ddp_comm_hooks",
@@ -107,13 +109,34 @@ def launcher(ranks: int) -> list[str]:
 
 def any_launcher() -> list[str]:
     """Return the same command without the number of ranks, which is to follow."""
+    return [sys.executable, "-S", str(_ROOT / "tests" / "forked.py"), str(_listening())]
+
+
+def python() -> list[str]:
+    """Return a command in place of Python's, for what imports PyTorch (`forked_python.py`)."""
+    return [sys.executable, "-S", str(_ROOT / "tests" / "forked_python.py"), str(_listening())]
+
+
+def under_torchrun() -> dict[str, str]:
+    """Return a variable that lets a real torchrun start ranks that need not import PyTorch."""
+    program = _listening().with_name(f"{_listening().name}-python")
+    if not program.exists():
+        new = program.with_name(f"{program.name}.{os.getpid()}")
+        new.write_text(f'#!/bin/sh\nexec {shlex.join(python())} "$@"\n')
+        new.chmod(0o755)
+        new.rename(program)  # whole, whoever else makes it now
+    return {"PYTHON_EXEC": str(program)}
+
+
+def _listening() -> Path:
+    """Return the socket of the server that processes share, which listens."""
     if _shared is None:
         folder = tempfile.mkdtemp(prefix="rankscope-forks.")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         share(Path(folder) / "socket")
     assert _shared is not None
-    connected(_shared).close()  # it listens now
-    return [sys.executable, "-S", str(_ROOT / "tests" / "forked.py"), str(_shared)]
+    connected(_shared).close()
+    return _shared
 
 
 def share(path: Path) -> None:
@@ -169,6 +192,11 @@ def _serve(path: str) -> int | None:
     if path:
         fork_for_each(path)
     for order in _orders(is_socket=bool(path)):
+        if "argv" in order:  # one whole command: the orders of this client are over
+            from tests import command_server
+
+            with socket.socket(fileno=os.dup(0)) as client:
+                command_server.fork(order, client)
         stop, port = _host_store() if order["ranks"] else (-1, 0)
         pids: dict[int, int] = {}
         for rank in range(max(1, order["ranks"])):
@@ -209,7 +237,7 @@ def order_from(connection: socket.socket) -> dict[str, Any] | None:
     """
     data, files = b"", list[int]()
     while not data.endswith(b"\n"):
-        more, came, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        more, came, _, _ = socket.recv_fds(connection, 1 << 16, _MOST_FILES)
         if not more:
             return None
         data += more
@@ -279,7 +307,7 @@ def _be_rank(order: dict[str, Any], rank: int, port: int) -> int:
         from rankscope.rank.attach.start import attach_from_environment
 
         attach_from_environment()
-    return _run(program)
+    return 1 if (code := run_program(program)) < 0 else code
 
 
 def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -295,22 +323,32 @@ def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def _run(program: str) -> int:
+def run_program(program: str) -> int:
     """Run a file as `__main__` and return its exit code, as the interpreter does."""
     main = ModuleType("__main__")
     main.__dict__.update(__file__=program, __builtins__=builtins)
     sys.modules["__main__"] = main
+    code = compile(Path(program).read_bytes(), program, "exec")
+    return run_as_main(lambda: exec(code, main.__dict__))
+
+
+def run_as_main(main: Callable[[], object]) -> int:
+    """Call what is the main program and return its exit code, as the interpreter does.
+
+    After Ctrl-C that is -2: the interpreter ends by the signal itself.
+    """
     try:
-        exec(compile(Path(program).read_bytes(), program, "exec"), main.__dict__)
+        main()
     except SystemExit as end:
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:  # noqa: BLE001 - as the interpreter does
         trace: TracebackType | None = error.__traceback__
-        inside = trace.tb_next if trace is not None else None  # the frame above is ours
-        sys.excepthook(type(error), error.with_traceback(inside), inside)
-        return 1
+        for _ in range(2):  # the frames above are ours
+            trace = trace.tb_next if trace is not None else None
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 

@@ -17,6 +17,7 @@ from rankscope.files.run_directory import FLIGHT_SETUP, FLIGHT_SOCKET
 from rankscope.rank.hooks.flight_recorder import plan
 from rankscope.settings import Settings
 from rankscope.wire import schema
+from tests import fork_server
 from tests.agent import recorded
 from tests.agent.collector.processes import collector_pid, is_alive, stop, wait_for
 from tests.agent.collector.receiver import Receiver
@@ -37,7 +38,7 @@ def start(tmp_path: Path, *arguments: str, **more: str) -> subprocess.Popen[str]
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
     return subprocess.Popen(
         [sys.executable, *launch, SCRIPT, *arguments],
-        env=recorded.environment(tmp_path, **more),
+        env=recorded.environment(tmp_path, **fork_server.under_torchrun(), **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -184,7 +184,8 @@ class Lab:
     def fork(self, number: int, argv: Sequence[str], **settings: Any) -> subprocess.Popen[str]:
         """Start a command of ours on a host as `popen` does, without its imports."""
         settings.setdefault("env", self.environment(number))
-        child = Forked(argv, inside=self.hosts[number].pid, **settings)
+        inside, has_torch = self.hosts[number].pid, "-S" not in argv
+        child = Forked(argv, inside=inside, has_torch=has_torch, **settings)
         self._started.append(child)
         return child
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from tests import fork_server
 from tests.ports import free_port
 from tests.scenarios.trainer import forked
 
@@ -85,7 +86,7 @@ class ElasticRun:
             "--rdzv-id", "elastic", "--rdzv-conf", "last_call_timeout=1",
             "--local-addr", "127.0.0.1",
             # Without it a node that comes later waits for ever: see the trainer's README.
-            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", **fork_server.under_torchrun(),
         )  # fmt: skip
 
     def until_hosted(self) -> None:
@@ -192,7 +193,7 @@ def kill_ranks(
         calm.start_forked(ranks)
         assert calm.finish() == [0], calm.output()
         began = time.monotonic()
-        node = disturbed.start(*single)
+        node = disturbed.start(*single, **fork_server.under_torchrun())
         victims = kill_one_after_the_other(disturbed, node, kills, steps_between, seed)
         codes = disturbed.finish()
         seconds = time.monotonic() - began

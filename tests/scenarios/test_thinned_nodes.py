@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.wire import schema, thinning
+from tests import fork_server
 from tests.agent import recorded
 from tests.ports import free_port
 from tests.scenarios.conftest import Watched
@@ -38,10 +39,10 @@ def start(node: int, port: int, directory: Path, server: ServerProcess) -> subpr
         "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test", "--local-addr", "127.0.0.1",
         "-m", "rankscope_trainer", *TRAINING,
     ]  # fmt: skip
+    variables = environment(directory, server, **THINLY, **fork_server.under_torchrun())
     with (directory.parent / "test.log").open("ab") as log:
         return subprocess.Popen(
-            command, env=environment(directory, server, **THINLY), stdout=log, stderr=log,
-            cwd=directory, start_new_session=True,
+            command, env=variables, stdout=log, stderr=log, cwd=directory, start_new_session=True,
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from rankscope.preflight.facts.interfaces import InterfaceFacts
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Facts, NodeReport
 from rankscope.preflight.report.stored import Document
+from tests import fork_server
 from tests.preflight import injections as broken
 from tests.preflight.nslab import Lab
 from tests.preflight.scene import MASTER_PORT, Mode, Scene, base_environment
@@ -37,7 +38,8 @@ from rankscope.preflight.model import Options
 from rankscope.preflight.collective import child as smoke
 from rankscope.preflight.system import System
 smoke.IMPORT_LIMIT_S, smoke.STORE_LIMIT_S = 150.0, 100.0
-rank, place, address = int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+rank, place, address, *python = sys.argv[1:]
+rank, place, smoke._COMMAND = int(rank), pathlib.Path(place), (*python, *smoke._COMMAND[1:])
 async def main():
     child = smoke.SmokeChild(System(), Options(), limit_s=15.0, budget_s=1.0)
     child.start()
@@ -66,6 +68,7 @@ def told(scene: Scene, address: str) -> Run:
         environment = scene.lab.environment(number)
         environment["PYTHONPATH"] = str(ROOT / "agent")
         argv = [sys.executable, str(script), str(number), str(scene.shared / "port"), address]
+        argv += fork_server.python()
         children.append(
             scene.start(number, argv, stdout=subprocess.PIPE, env=environment, cwd=os.sep)
         )

@@ -48,11 +48,11 @@ class SmokeChild:
         system: System,
         options: Options,
         *,
-        command: Sequence[str] = _COMMAND,
+        command: Sequence[str] = (),
         limit_s: float | None = None,
         budget_s: float | None = None,
     ) -> None:
-        self._system, self._command = system, command
+        self._system, self._command = system, command or _COMMAND
         self._limit_s = limit_s or LIMITS_S[options.tier]
         self._budget_s = budget_s or _BUDGETS_S[options.tier]
         self._facts = SmokeFacts(backend=options.backend)
