@@ -217,6 +217,7 @@ def _serve(path: str) -> NoReturn:
         warnings.simplefilter("error")  # as servers of tests are started
         for name in _IMPORTED:
             importlib.import_module(name)
+        _be_ready()
     gc.collect()
     gc.freeze()  # what collects would copy all that was imported here
     fork_server.fork_for_each(path)
@@ -225,6 +226,16 @@ def _serve(path: str) -> NoReturn:
         if order is None:
             os._exit(0)
         fork(order, client)
+
+
+def _be_ready() -> None:
+    """Do once what each server does at its first requests: read its routes and known errors."""
+    from rankscope_server.api.app import create_app
+    from rankscope_server.known_errors.load import known_errors
+    from rankscope_server.settings import Settings
+
+    create_app(Settings()).openapi()
+    known_errors()
 
 
 def fork(order: dict[str, Any], client: socket.socket) -> NoReturn:
