@@ -48,6 +48,7 @@ _FILES = ("output", "errors")  # of an order that brings none along
 _ROOT = Path(__file__).parents[1]
 _shared: Path | None = None  # the socket of a server that several processes of tests share
 _keeps_shared: subprocess.Popen[str] | None = None
+_starting = threading.Lock()
 
 
 class ForkServer:
@@ -59,6 +60,7 @@ class ForkServer:
         self._answers: TextIO
         if _shared is not None:
             self._connection = connected(_shared)
+            atexit.register(self._connection.close)
             self._orders = self._connection.makefile("w")
             self._answers = self._connection.makefile("r")
             return
@@ -130,10 +132,11 @@ def under_torchrun() -> dict[str, str]:
 
 def _listening() -> Path:
     """Return the socket of the server that processes share, which listens."""
-    if _shared is None:
-        folder = tempfile.mkdtemp(prefix="rankscope-forks.")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        share(Path(folder) / "socket")
+    with _starting:
+        if _shared is None:
+            folder = tempfile.mkdtemp(prefix="rankscope-forks.")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            share(Path(folder) / "socket")
     assert _shared is not None
     connected(_shared).close()
     return _shared
