@@ -192,7 +192,7 @@ class Killing:
             result.twice[name] = sum(have.values()) - len(have)
         result.twice["collectives in sums"] = stored.in_sums - sum(stored.collectives.values())
         result.losses = {f"{s}: {r}": count for (s, r), count in stored.losses.items()}
-        result.producers = len(stored.producers)
+        result.producers = len(stored.of_events)
         result.batches = sum(received for _, received in stored.producers.values())
         result.batches_missing = sum(last - got for last, got in stored.producers.values())
         result.ranks_ended = len(stored.ended)

@@ -33,6 +33,7 @@ class Stored:
     ended: list[int] = field(default_factory=list)
     losses: dict[tuple[str, str], int] = field(default_factory=dict)
     producers: dict[str, tuple[int, int]] = field(default_factory=dict)  # last sequence, received
+    of_events: set[str] = field(default_factory=set)  # those that sent more than went past others
     bytes_received: int = 0
     chunk_bytes: int = 0
 
@@ -104,11 +105,19 @@ class RealServer:
             "SELECT source, reason, sum(count) FROM loss WHERE run_id = ? GROUP BY 1, 2", run_id
         ):
             stored.losses[source, reason] = int(count)
-        for producer, last, received, size in self.query(
-            "SELECT producer, last_sequence, received, bytes FROM producer WHERE run_id = ?", run_id
+        of_events = (
+            "SELECT 1 FROM batch JOIN chunk ON chunk.batch_id = batch.id"
+            " WHERE batch.producer_id = producer.id"
+        )
+        for producer, last, received, size, has_events in self.query(
+            f"SELECT producer, last_sequence, received, bytes, EXISTS ({of_events})"  # noqa: S608
+            " FROM producer WHERE run_id = ?",
+            run_id,
         ):
             stored.producers[producer] = (int(last), int(received))
             stored.bytes_received += int(size)
+            if has_events:
+                stored.of_events.add(producer)
         return stored
 
     def _log_lines(self, run_id: str) -> list[str]:
