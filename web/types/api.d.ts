@@ -1758,7 +1758,7 @@ export interface StepAnswer {
   evidence: StepEvidence[];
 }
 
-/** One collective, or one send with its receive.  `transfer_ms` is the shortest time of a member, from its call to the end: the last to arrive waits least. `late_ms` is by how much the last came after the one before it. */
+/** One collective, or one send with its receive.  `transfer_ms` is the shortest time of a member, from its call to the end: the last to arrive waits least. Of an exchange it is from the later call to the end of a receive that waited. `late_ms` is by how much the last came after the one before it. */
 export interface StepCall {
   operation: string;
   group: string;
