@@ -128,6 +128,14 @@ def test_what_cannot_work_is_one_clear_line(flags: list[str], says: str, tmp_pat
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+def wait_until_written(server: ServerProcess, words: str) -> None:
+    """Wait until the first finding says so: numbers alone are written some seconds later."""
+    deadline = time.monotonic() + 60.0
+    while words not in json.dumps(get(server, "/api/v1/runs/demo-run/findings")["open"][:1]):
+        assert time.monotonic() < deadline, words
+        time.sleep(0.1)
+
+
 def test_killed_and_restarted_it_knows_what_it_knew(start_server: Start) -> None:
     paths = ["/findings", "/map", "/ranks", "/logs", "/collectives", "/errors", "/environment"]
     # on a busy machine the test takes longer than a rank may be silent: that is a finding
@@ -135,6 +143,7 @@ def test_killed_and_restarted_it_knows_what_it_knew(start_server: Start) -> None
     first = start_server(*patient)
     seed_run(first.url, steps=200, end=False)
     wait_until_judged(first.url)
+    wait_until_written(first, "121 steps")  # it is slow from step 80 on
     before = {path: get(first, f"/api/v1/runs/demo-run{path}") for path in paths}
     verdict = get(first, "/api/v1/runs/demo-run")["verdict"]
     first.end(signal.SIGKILL)

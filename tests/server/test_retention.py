@@ -196,7 +196,7 @@ def test_a_live_run_keeps_the_hours_of_replay(client: TestClient) -> None:
 def test_the_oldest_go_by_size(client: TestClient) -> None:
     names = ["first", "second", "third"]
     for number, name in enumerate(names):
-        a_run(client, name, seed=number)
+        a_run(client, name, seed=number, steps=90)
     age(client, 1)
     sizes = {
         run["run_id"]: run["kinds"]["collectives"]

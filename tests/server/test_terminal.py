@@ -84,6 +84,19 @@ class Handler(BaseHTTPRequestHandler):
                   "what": HOSTILE, "why": HOSTILE, "confidence": 0.9, "least_confidence": 0.85,
                   "cost_of_doing": cost, "cost_of_not_doing": cost, "evidence": [cost],
                   "valid_until_ms": 0}  # fmt: skip
+        row = {"label": HOSTILE, "before_median_ms": 1.0, "after_median_ms": 2.0,
+               "before_p95_ms": None, "after_p95_ms": None, "difference_ms": 1.0, "low_ms": 1.0,
+               "high_ms": 1.0, "state": HOSTILE}  # fmt: skip
+        comparison = {
+            "text": HOSTILE, "before": {"label": HOSTILE}, "after": {"label": HOSTILE},
+            "step": row, "parts": [row], "noise_text": HOSTILE, "not_comparable": [HOSTILE],
+            "left_out": [{"what": HOSTILE, "count": None}],
+            "rates": [{"label": HOSTILE, "unit": HOSTILE, "before": 1.0, "after": 2.0,
+                       "ratio": None}],
+            "facts": [{"severity": HOSTILE, "text": HOSTILE}], "facts_capped": None,
+            "num_common_facts": 1,
+            "findings": [{"before_id": 1, "after_id": None, "what": HOSTILE}],
+        }  # fmt: skip
         answers = {
             "commands": {"id": 1, "kind": "stacks", "text": HOSTILE, "is_open": False,
                          "ranks": [rank]},
@@ -94,6 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             "health": {"status": HOSTILE, "version": HOSTILE},
             "alerts?state=open": {"alerts": [alert]},
             "quiet/advice": advice,
+            "quiet/compare": comparison,
         }  # fmt: skip
         known = [name for name in answers if self.path.endswith(name)]
         refusal = {"error": {"what": HOSTILE, "field": HOSTILE, "remedy": HOSTILE}}
@@ -146,6 +160,8 @@ CASES = {
     "alerts refused": ("close", "12", "--server", "{url}"),
     "advice": ("quiet", "--adapter", "slurm", "--server", "{url}"),
     "advice refused": ("no-such", "--server", "{url}"),
+    "diff": ("quiet", "--server", "{url}"),
+    "diff refused": ("no-such", "--server", "{url}"),
     "import": ("{log}", "--server", "{url}"),
     "explain": ("{log}",),
     "explain of a name": ("{folder}",),
