@@ -68,13 +68,13 @@ def send(url: str, ranks: int, calls: int) -> None:
             for n, (at, end) in enumerate(zip(arrived[rank], ended, strict=True))
         ]  # fmt: skip
         blocked = sum(row["blocked_ns"] for row in rows)
-        told = {
+        known = {
             "step": 1, "started_ns": BEGIN_NS, "duration_ns": STEP_US * US, "forward_ns": 10 * US,
             "backward_ns": STEP_US * US - 10 * US, "backward_blocked_ns": blocked,
             "microbatches": 1, "num_collectives": calls,
         }  # fmt: skip
         columns: dict[str, Any] = {
-            name: np.array([told.get(name, 0)]) for name in schema.STEP_COLUMNS
+            name: np.array([known.get(name, 0)]) for name in schema.STEP_COLUMNS
         }
         chunks = [
             chunk("steps", rank, "node-0", "started_ns", columns),

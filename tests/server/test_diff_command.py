@@ -58,8 +58,8 @@ def test_two_runs_and_what_is_wrong(start_server: Callable[..., ServerProcess]) 
     row = next(row for row in answer["parts"] if row["part"] == "backward")
     assert f"{row['after_median_ms']:.3g}" in backward
     assert "longer (+" in backward
-    told = diff("monday:11-60", "tuesday:11-60", "--server", server.url, "--json")
-    assert json.loads(told.stdout) == answer
+    printed = diff("monday:11-60", "tuesday:11-60", "--server", server.url, "--json")
+    assert json.loads(printed.stdout) == answer
     lost = diff("monday", "no-such", "--server", server.url)
     assert (lost.returncode, "no run 'no-such'" in lost.stderr) == (2, True)
     away = diff("monday", "tuesday", "--server", f"127.0.0.1:{free_port()}")

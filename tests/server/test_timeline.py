@@ -338,13 +338,13 @@ def pipeline(sender: Sender, steps: int = 1, slow_step: int = 0, slow_ms: float 
         calls, free = _exchanged(step, begin_ns, slow_ms if step == slow_step else 0.0)
         for stage in range(3):
             blocked = sum(one["blocked_ns"] for one in calls[stage])
-            told = {
+            known = {
                 "step": step, "started_ns": begin_ns, "forward_ns": 30 * MS,
                 "duration_ns": round((free[stage] + 5) * MS), "backward_ns": 60 * MS + blocked,
                 "backward_blocked_ns": blocked, "optimizer_ns": 5 * MS, "microbatches": 3,
                 "num_collectives": len(calls[stage]),
             }  # fmt: skip
-            columns = {name: np.array([told.get(name, 0)]) for name in schema.STEP_COLUMNS}
+            columns = {name: np.array([known.get(name, 0)]) for name in schema.STEP_COLUMNS}
             rows = sorted(calls[stage], key=lambda one: one["arrived_ns"])
             sender.send(
                 chunks=[

@@ -5,7 +5,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/ho
 import { useApi } from '../api.js';
 import { count, deviation } from '../format.js';
 import { announce, theme } from '../page.js';
-import { Problem, Skeleton, useHeld } from '../parts/bits.js';
+import { Problem, Skeleton, useHeld, useWidth } from '../parts/bits.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { readCell, readRange, readRank, runPath, withQuery, writeCell } from '../url.js';
@@ -93,22 +93,6 @@ export function RankMap({ run, topic, maxHeight, ranks, metric, onData }) {
       held ? t.p({ class: 'heldnote', role: 'status' }, 'New steps are in; they show when you stop pointing.') : null,
     ),
   );
-}
-
-/** The width of an element, now and after every resize. @param {import('preact').RefObject<HTMLElement | null>} ref */
-function useWidth(ref) {
-  const [width, setWidth] = useState(0);
-  useLayoutEffect(() => {
-    const element = ref.current;
-    if (!element) return undefined;
-    // Hidden behind its table twin it has no width; what it had is kept.
-    const read = () => element.clientWidth > 0 && setWidth(Math.floor(element.clientWidth));
-    const observer = new ResizeObserver(read);
-    observer.observe(element);
-    read();
-    return () => observer.disconnect();
-  }, []);
-  return width;
 }
 
 /** @param {MapData} map @returns {Lanes} */

@@ -184,7 +184,7 @@ export function readView(text, length) {
   return high - low >= 1 ? clampView([low, high], length) : clampView([0, length], length);
 }
 
-/** A view as it stands in an address; null for the whole. @param {View} view @param {number} length */
+/** A view as a URL has it; null for the whole step. @param {View} view @param {number} length */
 export function writeView(view, length) {
   const [low, high] = [Math.floor(view[0]), Math.ceil(view[1])];
   return low <= 0 && high >= length ? null : `${low}-${high}`;

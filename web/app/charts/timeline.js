@@ -4,6 +4,7 @@ import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { bytes, count, duration } from '../format.js';
 import { announce, theme } from '../page.js';
+import { useWidth } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
@@ -85,21 +86,6 @@ export function Timeline({ run, model, shown }) {
       ),
     ),
   );
-}
-
-/** @param {import('preact').RefObject<HTMLElement | null>} ref */
-function useWidth(ref) {
-  const [width, setWidth] = useState(0);
-  useLayoutEffect(() => {
-    const element = ref.current;
-    if (!element) return undefined;
-    const read = () => element.clientWidth > 0 && setWidth(Math.floor(element.clientWidth));
-    const observer = new ResizeObserver(read);
-    observer.observe(element);
-    read();
-    return () => observer.disconnect();
-  }, []);
-  return width;
 }
 
 /** @param {{run: string, data: StepTimeline, plan: import('./timeline-maths.js').Plan}} props */

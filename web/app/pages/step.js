@@ -246,15 +246,13 @@ function TimelineCard({ run, data, path }) {
       el(RankChoice, { data }),
       t.ul(
         { class: 'partlegend' },
-        data.kinds
-          .filter((_, i) => used.has(i))
-          .map((kind) =>
-            t.li(
-              { key: kind },
-              t.span({ class: LOOKS[kind][0] ? `swatch t-${LOOKS[kind][0]}` : 'hatchmark', 'aria-hidden': 'true' }),
-              LOOKS[kind][1],
-            ),
+        legendOf(data.kinds.filter((_, i) => used.has(i))).map(([look, titles]) =>
+          t.li(
+            { key: look },
+            t.span({ class: look ? `swatch t-${look}` : 'hatchmark', 'aria-hidden': 'true' }),
+            titles.join(' / '),
           ),
+        ),
         data.flights.lane.length > 0
           ? t.li({ key: 'f' }, t.span({ class: 'swatch thin t-comm', 'aria-hidden': 'true' }), 'Operation under way')
           : null,
@@ -324,4 +322,15 @@ function RankChoice({ data }) {
         )
       : null,
   );
+}
+
+/** The names of kinds by how they look: some share a colour. @param {string[]} kinds @returns {[string, string[]][]} */
+function legendOf(kinds) {
+  /** @type {Map<string, string[]>} */
+  const found = new Map();
+  for (const kind of kinds) {
+    const [look, title] = LOOKS[kind];
+    found.set(look, [...(found.get(look) ?? []), title]);
+  }
+  return [...found];
 }

@@ -1,7 +1,7 @@
 /** Small parts that every page uses: marks, cards, times, copy buttons, and the states of a page. */
 
 import { Component } from 'preact';
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { apiHref } from '../api.js';
 import { ago, count, dateTime, words } from '../format.js';
 import { announce, copy, now } from '../page.js';
@@ -288,4 +288,20 @@ export function Removed({ page, overview }) {
     ' ',
     rows.map((row) => row.text).join(' '),
   );
+}
+
+/** The width of an element, now and after every resize. @param {import('preact').RefObject<HTMLElement | null>} ref */
+export function useWidth(ref) {
+  const [width, setWidth] = useState(0);
+  useLayoutEffect(() => {
+    const element = ref.current;
+    if (!element) return undefined;
+    // Hidden behind its table twin it has no width; what it had is kept.
+    const read = () => element.clientWidth > 0 && setWidth(Math.floor(element.clientWidth));
+    const observer = new ResizeObserver(read);
+    observer.observe(element);
+    read();
+    return () => observer.disconnect();
+  }, []);
+  return width;
 }

@@ -18,7 +18,7 @@ from rankscope.wire.formulas import SIGMA_PER_MAD
 from rankscope_server.api.timeline.schema import Cause, StepAnswer, StepEvidence
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.findings.statistics import median, middle
-from rankscope_server.findings.text import capital, ms_text, place_text, ratio_text
+from rankscope_server.findings.text import ms_text, place_text, ratio_text
 from rankscope_server.text import plural, rank_list
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -407,7 +407,7 @@ def _evidence(facts: Facts, reason: _Reason, took: float, usual: float) -> list[
             f"Waiting for another rank to come: {ms_text(float(np.median(waits)))} on the median "
             f"rank, {ms_text(float(waits.max()))} on rank {int(np.nanargmax(facts.waited_ms))}"
         )
-    found += [capital(one.text) for one in facts.slow_calls[:3]]
+    found += [f"Slower than usual: {one.text}" for one in facts.slow_calls[:3]]
     if facts.path_text:
         found.append(facts.path_text.removesuffix("."))
     missing = _missing(facts)
