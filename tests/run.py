@@ -106,7 +106,8 @@ def run_group(group: Group) -> list[Outcome]:
     failed = [outcome.name for outcome in found if outcome.state == "failed"]
     if not 0 < len(failed) <= _MOST_UNSTEADY or not all("::" in name for name in failed):
         return found
-    tests = tuple(str(group.root / name) for name in failed)
+    parts = (name.partition("::") for name in failed)  # a name may hold an address
+    tests = tuple(f"{group.root / path}{colons}{name}" for path, colons, name in parts)
     again = _run(replace(group, name=f"{group.name}, once more", words=tests))
     passed = {outcome.name for outcome in again if outcome.state == "passed"}
     return [

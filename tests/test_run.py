@@ -83,7 +83,7 @@ UNSTEADY = """
 import pathlib
 import pytest
 
-@pytest.mark.parametrize("number", range({count}))
+@pytest.mark.parametrize("number", range({count}), ids="http://name/{{}}/".format)
 def test_it(number):
     told = pathlib.Path(__file__).with_name(str(number))
     has_run, _ = told.exists(), told.touch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rankscope_server.store.engine import (
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
 from tests.server.conftest import Sender, TestClient, log_line
+from tests.server.postgres import Postgres
 
 
 @pytest.fixture
@@ -82,6 +84,36 @@ def test_what_waits_is_committed_together_and_a_bad_job_fails_alone(
         writer.submit(insert("late"))  # type: ignore[arg-type]
     with engines[1].connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(tables.run)) == 11
+
+
+@pytest.mark.parametrize("stops", [1, 2])
+def test_work_of_a_process_that_stood_still_is_repeated_once(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, stops: int
+) -> None:
+    monkeypatch.setattr("rankscope_server.store.engine.STOPPED_SECONDS", 0.2)
+    engines = open_engines(postgres.create_migrated(), "normal")
+    writer = Writer(engines[0])
+    tries: list[int] = []
+
+    def work(unit: Unit) -> int:
+        unit.connection.execute(sa.insert(tables.run).values(run_id="r"))
+        tries.append(len(tries))
+        if len(tries) <= stops:
+            time.sleep(0.6)
+        return len(tries)
+
+    writer.start()
+    if stops == 1:
+        assert writer.run(work) == 2
+    else:
+        with pytest.raises(StoreUnavailableError):  # 503: the sender repeats
+            writer.run(work)
+    writer.close()
+    with engines[1].connect() as connection:
+        stored = connection.scalar(sa.select(sa.func.count()).select_from(tables.run))
+    assert (len(tries), stored) == (2, 2 - stops)
+    for engine in engines:
+        engine.dispose()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -43,6 +43,8 @@ _COLUMNS = {
 }
 # A process that is stopped within a transaction keeps what it locked: PostgreSQL ends it then.
 STOPPED_SECONDS = 5.0
+# PostgreSQL's codes: this process stood still in the middle of one, a deadlock
+_ROLLED_BACK = frozenset({"25P03", "40P01"})
 
 
 class StoreUnavailableError(RuntimeError):
@@ -346,6 +348,11 @@ def explain(error: BaseException) -> StoreUnavailableError | None:
     if is_cut or "connect" in text or "server closed" in text:
         return StoreUnavailableError("the database cannot be reached", "check that it runs")
     return None
+
+
+def is_rolled_back(error: BaseException) -> bool:
+    """Return whether the database undid the transaction for what is over when it is repeated."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) in _ROLLED_BACK
 
 
 def upsert(

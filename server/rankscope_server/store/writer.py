@@ -1,7 +1,8 @@
 """The one thread that writes: what waits together is committed together.
 
 A caller gets a future; it is done only after the commit that holds its work. One job's failure
-never takes another job with it: a failed group is rolled back and repeated job by job.
+never takes another job with it: a failed group is rolled back and repeated job by job. A job
+whose transaction PostgreSQL ended because this process stood still is repeated once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 
 from rankscope_server.problems import Problem
 from rankscope_server.store.disk import Disk
-from rankscope_server.store.engine import StoreUnavailableError, explain
+from rankscope_server.store.engine import StoreUnavailableError, explain, is_rolled_back
 from rankscope_server.store.leases import LeaseLostError
 from rankscope_server.store.locks import take_locks
 from rankscope_server.store.unit import Unit
@@ -143,14 +144,14 @@ class Writer:
         """Return how many seconds to wait for one more job of a group."""
         return max(0.0, self._free_at - time.monotonic())
 
-    def _commit(self, group: list[Job[Any]]) -> None:
+    def _commit(self, group: list[Job[Any]], *, is_again: bool = False) -> None:
         began = time.monotonic()
         try:
             results = self._transaction(group)
         except Exception as error:  # noqa: BLE001 - whatever a job raises belongs to its caller
-            if len(group) > 1:
+            if len(group) > 1 or (is_rolled_back(error) and not is_again):
                 for job in group:
-                    self._commit([job])
+                    self._commit([job], is_again=len(group) == 1)
                 return
             group[0].future.set_exception(self._reason(error))
             return
