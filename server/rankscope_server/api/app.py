@@ -17,6 +17,7 @@ from rankscope_server.api.access import routes as access
 from rankscope_server.api.access.rules import authorize
 from rankscope_server.api.advice import routes as advice
 from rankscope_server.api.alerts import routes as alerts
+from rankscope_server.api.batches_first import BatchesFirst
 from rankscope_server.api.body_limits import BodyLimits
 from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.communication import routes as communication
@@ -89,6 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=GZIP_LEVEL)
+    app.add_middleware(BatchesFirst)
     app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(Guard, settings=settings)  # refuses before anything is read
     app.add_middleware(RequestLog)  # sees what was refused too

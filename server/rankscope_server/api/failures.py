@@ -22,16 +22,24 @@ def unavailable(request: Request, error: StoreUnavailableError) -> Response:
     return answer(request, Problem(503, str(error), None, error.remedy))
 
 
+def response_to(request: Request, error: Exception) -> Response | None:
+    """Return the answer to a request that failed for a known reason; None for a bug of ours."""
+    if isinstance(error, Problem):
+        return answer(request, error)
+    known = isinstance(error, StoreUnavailableError | sa.exc.DBAPIError)
+    reason = explain(error) if known else None
+    return None if reason is None else unavailable(request, reason)
+
+
 def install(app: FastAPI) -> None:
     """Make every failure of the app an answer of this form."""
 
     @app.exception_handler(Problem)
-    async def on_problem(request: Request, error: Problem) -> Response:
-        return answer(request, error)
-
     @app.exception_handler(StoreUnavailableError)
-    async def on_store(request: Request, error: StoreUnavailableError) -> Response:
-        return unavailable(request, error)
+    @app.exception_handler(sa.exc.DBAPIError)
+    async def on_known(request: Request, error: Exception) -> Response:
+        known = response_to(request, error)
+        return known if known is not None else await on_failure(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def on_validation(request: Request, error: RequestValidationError) -> Response:
@@ -46,13 +54,6 @@ def install(app: FastAPI) -> None:
             error.status_code, str(error.detail), None, remedy.get(error.status_code, "")
         )
         return answer(request, problem)
-
-    @app.exception_handler(sa.exc.DBAPIError)
-    async def on_database(request: Request, error: sa.exc.DBAPIError) -> Response:
-        reason = explain(error)
-        if reason is None:
-            return await on_failure(request, error)
-        return unavailable(request, reason)
 
     @app.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:

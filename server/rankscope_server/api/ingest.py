@@ -6,7 +6,6 @@ import asyncio
 import time
 
 import msgspec
-from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
 from rankscope.wire.schema import CLOCK_HEADER, COMMANDS_HEADER, Command
@@ -104,10 +103,9 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
     """Validate a body and store it; return once it is durable. Raises Problem."""
     encoding = request.headers.get("content-encoding", "")
     takes_commands = COMMANDS_HEADER in request.headers
-    batch, journal = await to_thread.run_sync(
-        validate, service, body, encoding, takes_commands, limiter=service.validating
+    batch, journal = await asyncio.get_running_loop().run_in_executor(
+        service.validating, validate, service, body, encoding, takes_commands
     )
-
     await check_sender(request, batch.run_id)
 
     def work(unit: Unit) -> Stored | Deleted:
@@ -122,7 +120,9 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
 
     lock = of_run(batch.run_id)
     try:
-        done = service.writer.submit(work, after_commit, lock=lock)
+        done = service.writer.submit(
+            work, after_commit, lock=lock, announce=lambda unit: unit.run(batch.run_id).want(batch)
+        )
     except StoreUnavailableError as error:
         if error.cause == "behind":
             service.intake.put_off()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
 import sqlalchemy as sa
-from anyio import CapacityLimiter
 from fastapi import Request
 
 from rankscope_server.access.door import Door
@@ -33,8 +33,6 @@ from rankscope_server.store.engine import only_server, open_engines
 from rankscope_server.store.shared_leases import SharedLeases, open_leases
 from rankscope_server.store.writer import Writer
 
-MAX_UNPACKING = 4  # batches at a time
-
 
 @dataclass(slots=True)
 class Service:
@@ -55,8 +53,7 @@ class Service:
     door: Door
     tries: Tries
     issuer: Issuer | None  # to sign in with
-    # One batch at a time: more threads would only take the interpreter from each other.
-    validating: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
+    validating: ThreadPoolExecutor
     begun: Buckets = field(default_factory=Buckets)  # sign-ins with the issuer, by address
     event_quota: Quota = field(default_factory=lambda: Quota("events"))
 
@@ -116,6 +113,10 @@ def open_service(settings: Settings) -> Iterator[Service]:
         if isinstance(leases, SharedLeases):
             parts = Parts(writer, broker, analysis, retention, alerts)
             stack.enter_context(joined(url, leases, parts))
+        # One batch at a time: more threads would only take the interpreter from each other. And no
+        # thread of the web framework: to come and go costs as much there as to check a batch.
+        validating = ThreadPoolExecutor(1, "rankscope-validate")
+        stack.callback(validating.shutdown)
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
             disk, retention, alerts,
@@ -123,7 +124,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
                 settings.token, reader, is_shut=settings.has_other_doors,
                 mark=issuer.mark if issuer is not None else "",
             ),
-            Tries(), issuer,
+            Tries(), issuer, validating,
         )  # fmt: skip
 
 

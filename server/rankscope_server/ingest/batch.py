@@ -25,6 +25,11 @@ class ValidatedBatch:
     takes_commands: bool = False
     sent_ns: int = 0  # when it was made, by its collector's clock
 
+    def ranks(self) -> set[tuple[int, int]]:
+        """Return the (attempt, rank) that it is about."""
+        of_records = {(record.attempt, record.rank) for record in self.records if record.rank >= 0}
+        return of_records | {(one.chunk.attempt, r) for one in self.chunks for r in one.ranks}
+
 
 def validate_batch(
     body: bytes, encoding: str, max_unpacked_bytes: int, takes_commands: bool = False

@@ -245,7 +245,7 @@ class Track:
 
     def _know(self, ranks: Array, numbers: Array) -> None:
         """Make rows for ranks and columns for numbers, those that are there already stay."""
-        if np.isin(ranks, self._ranks).all() and np.isin(numbers, self._numbers).all():
+        if _are_among(self._ranks, ranks) and _are_among(self._numbers, numbers):
             return
         all_ranks, all_numbers = np.union1d(self._ranks, ranks), np.union1d(self._numbers, numbers)
         rows = np.searchsorted(all_ranks, self._ranks)
@@ -481,6 +481,14 @@ def _places(known: Array, values: Array) -> Array:
     is_dense = int(known[-1]) - int(known[0]) == len(known) - 1
     found: Array = values - known[0] if is_dense else np.searchsorted(known, values)
     return found
+
+
+def _are_among(known: Array, values: Array) -> bool:
+    """Return whether all values are among those known (ascending)."""
+    if not len(values) or not len(known):
+        return not len(values)
+    at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return bool((known[at] == values).all())
 
 
 def _distinct(values: Array) -> Array:

@@ -65,10 +65,7 @@ def store_batch(unit: Unit, batch: ValidatedBatch, journal: bytes | None) -> Sto
         },
     )  # fmt: skip
     batch_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
-    run.ranks.load(
-        {(record.attempt, record.rank) for record in batch.records if record.rank >= 0}
-        | {(one.chunk.attempt, rank) for one in batch.chunks for rank in one.ranks}
-    )
+    run.ranks.load(batch.ranks())
     changed, num_lines = store_records(unit, batch, producer_id, run.ranks)
     changed |= _store_chunks(unit, batch, batch_id)
     run.add(batch, producer_id, num_lines)

@@ -33,6 +33,10 @@ _LEAST_MARGIN_STEPS = 2
 _MARGIN_SECONDS = 6.0  # a command needs 1 to 2 s to every rank, what we know of it is as old
 _LATER_STILL = 1.25  # a delay grows until the last collector has heard of it
 _encode = msgspec.json.Encoder().encode
+_SELECT_OPEN = sa.select(tables.command).where(
+    tables.command.c.run_id == sa.bindparam("run_id"),
+    tables.command.c.expires_ns > sa.bindparam("now_ns"),
+)
 
 
 class CommandRefusedError(ValueError):
@@ -118,10 +122,13 @@ def create(unit: Unit, run_id: str, asked: Asked) -> int:
 
 def hand_out(unit: Unit, run_id: str, records: list[AnyRecord]) -> list[schema.Command]:
     """Return the open commands for the ranks whose states a batch brings, and note it."""
-    table, parts = tables.command, tables.command_rank
-    commands = unit.connection.execute(
-        sa.select(table).where(table.c.run_id == run_id, table.c.expires_ns > unit.now_ns)
-    ).all()
+    parts = tables.command_rank
+    commands = unit.once(
+        ("commands", run_id),
+        lambda: unit.connection.execute(
+            _SELECT_OPEN, {"run_id": run_id, "now_ns": unit.now_ns}
+        ).all(),
+    )
     if not commands:
         return []
     reporting = {

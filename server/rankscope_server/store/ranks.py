@@ -40,12 +40,20 @@ class RankRows:
         self._connection, self._run_id, self._now_ns = connection, run_id, now_ns
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
         self._loaded: set[tuple[int, int]] = set()
+        self._wanted: set[tuple[int, int]] = set()
         self.attempts: dict[int, Seen] = {}
         self.step = 0
         self.clean_step = 0  # last one of a rank that ended cleanly now
 
+    def want(self, keys: set[tuple[int, int]]) -> None:
+        """Let the next `load` read these, too."""
+        self._wanted |= keys
+
     def load(self, keys: set[tuple[int, int]]) -> None:
         """Read the rows of (attempt, rank) at once, each once in a transaction."""
+        if keys <= self._loaded:
+            return
+        keys, self._wanted = keys | self._wanted, set()
         ranks: dict[int, list[int]] = {}
         for attempt, rank in keys - self._loaded:
             ranks.setdefault(attempt, []).append(rank)

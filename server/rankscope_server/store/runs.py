@@ -18,9 +18,9 @@ from rankscope_server.store.spans import add_spans
 
 # Built once: to build a statement costs more than to run it.
 _SELECT_RUN = sa.select(tables.run).where(tables.run.c.run_id == sa.bindparam("run"))
-_SELECT_PRODUCER = sa.select(tables.producer.c.id).where(
+_SELECT_PRODUCERS = sa.select(tables.producer.c.producer, tables.producer.c.id).where(
     tables.producer.c.run_id == sa.bindparam("run"),
-    tables.producer.c.producer == sa.bindparam("name"),
+    tables.producer.c.producer.in_(sa.bindparam("names", expanding=True)),
 )
 _SELECT_ATTEMPTS = sa.select(tables.attempt).where(
     tables.attempt.c.run_id == sa.bindparam("run"),
@@ -79,28 +79,33 @@ class RunRows:
         self.ranks = RankRows(connection, run_id, now_ns)
         self._connection, self._now_ns = connection, now_ns
         self._producers: dict[str, int] = {}
+        self._wanted: set[str] = set()  # producers that are not looked up yet
         self._sent: dict[int, _Sent] = {}
         self._chunks: list[dict[str, Any]] = []
         self._changes = _RunChanges()
 
+    def want(self, batch: ValidatedBatch) -> None:
+        """Let what a batch needs be read together with what others need."""
+        self._wanted.add(batch.producer)
+        self.ranks.want(batch.ranks())
+
     def producer(self, batch: ValidatedBatch) -> int:
         """Return the row of the sender of a batch; a new one for a new sender."""
+        if batch.producer not in self._producers:
+            chosen = {"run": self.run_id, "names": sorted(self._wanted | {batch.producer})}
+            for name, number in self._connection.execute(_SELECT_PRODUCERS, chosen):
+                self._producers[name] = int(number)
+            self._wanted.clear()
         known = self._producers.get(batch.producer)
         if known is None:
-            chosen = {"run": self.run_id, "name": batch.producer}
-            known = self._connection.scalar(_SELECT_PRODUCER, chosen)
-            if known is None:
-                inserted = self._connection.execute(
-                    sa.insert(tables.producer).values(
-                        run_id=self.run_id,
-                        producer=batch.producer,
-                        host=batch.host,
-                        first_sequence=batch.sequence,
-                    )
+            inserted = self._connection.execute(
+                sa.insert(tables.producer).values(
+                    run_id=self.run_id, producer=batch.producer, host=batch.host,
+                    first_sequence=batch.sequence,
                 )
-                known = inserted.inserted_primary_key[0]  # type: ignore[index]
-            self._producers[batch.producer] = int(known)
-        return int(known)
+            )  # fmt: skip
+            known = self._producers[batch.producer] = int(inserted.inserted_primary_key[0])  # type: ignore[index]
+        return known
 
     def add_chunk(self, validated: ValidatedChunk, batch_id: int) -> None:
         """Take a chunk that is to be stored."""

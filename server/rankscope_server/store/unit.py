@@ -7,7 +7,8 @@ is read once, changed in memory and written once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -15,6 +16,8 @@ from rankscope_server.store.lines import LineWriter
 from rankscope_server.store.operations import OperationWriter
 from rankscope_server.store.runs import RunRows
 from rankscope_server.store.tiles import TileWriter
+
+T = TypeVar("T")
 
 
 class Unit:
@@ -27,6 +30,7 @@ class Unit:
         self.operations = OperationWriter(connection)
         self.lines = LineWriter(connection)
         self._runs: dict[str, RunRows] = {}
+        self._read: dict[Hashable, Any] = {}
 
     def run(self, run_id: str) -> RunRows:
         """Return what batches change about a run."""
@@ -34,6 +38,13 @@ class Unit:
         if rows is None:
             rows = self._runs[run_id] = RunRows(self.connection, run_id, self.now_ns)
         return rows
+
+    def once(self, key: Hashable, read: Callable[[], T]) -> T:
+        """Return what was read under a key before in this transaction, else read it now."""
+        if key not in self._read:
+            self._read[key] = read()
+        found: T = self._read[key]
+        return found
 
     def flush(self) -> None:
         """Write what was collected; the last act before the commit."""

@@ -34,11 +34,15 @@ REFUSAL_LOG_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[T]):
-    """Work for one transaction, and what to do with its result once it is durable."""
+    """Work for one transaction, and what to do with its result once it is durable.
+
+    `announce` says to the unit what the work will read, so that it is read for all jobs at once.
+    """
 
     work: Callable[[Unit], T]
     after_commit: Callable[[T], None] | None = None
     lock: str = ""
+    announce: Callable[[Unit], None] | None = None
     future: Future[T] = field(default_factory=Future)
 
 
@@ -86,6 +90,7 @@ class Writer:
         *,
         frees_space: bool = False,
         lock: str = "",
+        announce: Callable[[Unit], None] | None = None,
     ) -> Future[T]:
         """Queue work; the future is done after its commit.
 
@@ -93,7 +98,7 @@ class Writer:
         Raises StoreUnavailableError where too much waits already, the server ends, or the disk is
         full and the work does not free space.
         """
-        job = Job(work, after_commit, lock)
+        job = Job(work, after_commit, lock, announce)
         if self._closed:
             raise StoreUnavailableError(
                 "the server is stopping", "send again to the next server", cause="stopping"
@@ -170,6 +175,9 @@ class Writer:
         with self._engine.begin() as connection:
             take_locks(connection, {job.lock for job in group if job.lock})
             unit = Unit(connection)
+            for job in group:
+                if job.announce is not None:
+                    job.announce(unit)
             results = [job.work(unit) for job in group]
             unit.flush()
         return results
