@@ -28,6 +28,7 @@ _FEW_HOSTS = 16
 # square, 1.5 s of a core for a thousand. At first more often, so that something is known soon.
 _EVERY_NS = 10_000_000_000
 _HOSTS_PER_INTERVAL = 128
+_TABLES_PER_INTERVAL = 64
 _SOON, _SOON_ON_A_HOST = 16, 4
 _MAX_WAITING = 8_192  # events of a group
 _KEPT_EXCHANGES = 4  # of a host, one a minute: the newest before the cut is among them
@@ -53,8 +54,9 @@ class ClockTable:
         """Keep every `stride`th operation. With a `host` the clocks are those of its ranks."""
         self._stride = stride
         # Ranks of many hosts would all be compared in the same second otherwise.
-        self._phase_ns = zlib.crc32(host.encode()) % 97 * _EVERY_NS // 97 if host else 0
+        self._phase_ratio = zlib.crc32(host.encode()) % 97 / 97 if host else 0.0
         self._is_paced = bool(host)
+        self.num_tables = 1  # of hosts: the more, the rarer each of them is estimated
         self._operations: dict[str, OperationClockTimes] = {}  # by group
         self._waiting: dict[str, list[tuple[Array, ...]]] = {}  # by group, not put yet
         self._clock_numbers: dict[str | int, int] = {}  # a host, or a rank that has none
@@ -176,10 +178,10 @@ class ClockTable:
         oldest_ns, newest_ns = np.median(list(self._span_ns.values()), 0).astype(int).tolist()
         self._cut_ns, lag_ns = NEVER_NS, 0
         if len(hosts) > _FEW_HOSTS or self._is_paced:
-            every_ns = _EVERY_NS * (1 + len(hosts) // _HOSTS_PER_INTERVAL)
+            every_ns = self._every_ns() * (1 + len(hosts) // _HOSTS_PER_INTERVAL)
             if newest_ns - oldest_ns < 2 * every_ns:
                 every_ns //= _SOON_ON_A_HOST if self._is_paced else _SOON
-            cut_ns = _cut(newest_ns, every_ns, self._phase_ns)
+            cut_ns = self._cut(newest_ns, every_ns)
             if cut_ns > oldest_ns:
                 self._cut_ns, lag_ns = cut_ns, newest_ns - cut_ns
         key = (self._cut_ns, tuple(host_of.values()), drift_ratio)
@@ -189,6 +191,14 @@ class ClockTable:
                                   drift_ratio)  # fmt: skip
             self._estimate = (key, clocks)
         return self._estimate[1].wider(drift_ratio * lag_ns)
+
+    def _every_ns(self) -> int:
+        return _EVERY_NS * (1 + self.num_tables // _TABLES_PER_INTERVAL)
+
+    def _cut(self, time_ns: int, every_ns: int) -> int:
+        """Return the last end of an interval before a time."""
+        phase_ns = int(self._phase_ratio * every_ns)
+        return (time_ns - phase_ns) // every_ns * every_ns + phase_ns
 
     def _exchanges_before(self, cut_ns: int) -> dict[str, Exchange]:
         """Return the newest exchange of each host before a time, its first where all are later."""
@@ -206,7 +216,7 @@ class ClockTable:
         """
         hosts = sorted(set(names.values()))
         newest_ns = max((newest for _, newest in self._span_ns.values()), default=0)
-        self._leads_cut_ns = _cut(newest_ns, _EVERY_NS, self._phase_ns)
+        self._leads_cut_ns = self._cut(newest_ns, self._every_ns())
         key = (self._leads_cut_ns, tuple(hosts))
         if self._leads is None or self._leads[0] != key:
             meetings = self._meetings(hosts, names)
@@ -262,11 +272,6 @@ def _leads_ms(meetings: list[Meeting], num_hosts: int, cut_ns: int) -> Array:
         lead_ms[starts_ns.min(axis=1) >= cut_ns] = np.nan
         leads[np.ix_(rows, hosts)] = lead_ms
     return leads
-
-
-def _cut(time_ns: int, every_ns: int, phase_ns: int) -> int:
-    """Return the last end of an interval before a time."""
-    return (time_ns - phase_ns) // every_ns * every_ns + phase_ns
 
 
 def synchronising(events: Collectives) -> Collectives:

@@ -22,6 +22,8 @@ from rankscope_server.replay.replay import Replay
 
 _KEPT = 4
 _LARGE_ROWS = 300_000  # of a block: to go through it takes a fifth of a second
+# So that is done once in so many seconds, or in so many blocks where steps are quick.
+_RARELY_SECONDS, _MOST_BLOCKS = 20.0, 4
 
 
 class ReplayTable:
@@ -52,8 +54,13 @@ class ReplayTable:
     def paced(self, stride: int, size: int, steps: StepTable) -> int:
         """Return after how many steps to look at `size` steps again; rarer where they are large."""
         newest = steps.steps[-size:]
-        is_large = len(newest) and self.events.count(newest) > _LARGE_ROWS
-        return max(stride, size) if is_large else stride
+        if not len(newest) or self.events.count(newest) <= _LARGE_ROWS:
+            return stride
+        step_ms = np.nanmedian(steps.get("duration")[steps.some_rows(), -size:])
+        blocks = 1
+        while 2 * blocks <= _MOST_BLOCKS and 2 * blocks * size * step_ms / 1e3 <= _RARELY_SECONDS:
+            blocks *= 2
+        return max(stride, blocks * size)
 
     def of(
         self,

@@ -95,6 +95,7 @@ def odd_ranks(window: Window) -> list[Finding]:
         names_of.setdefault(window.host(rank), {})[rank] = str(rank)
     for host, table in sorted(window.rank_clocks.items()):
         names, count = names_of.get(host, {}), 0
+        table.num_tables = len(window.rank_clocks)
         against, drifts = table.clocks(names, 0.0).against_all(), table.drifts(names)
         for name in names.values():
             drift = drifts[name]
