@@ -322,13 +322,90 @@ def test_only_ranks_of_one_block_are_put_together(ranks: tuple[int, ...]) -> Non
 def test_ranks_that_cannot_be_are_refused(ranks: list[int], counts: list[int], reason: str) -> None:
     fields: dict[str, Any] = {
         "names": "step", "forms": b"\0", "widths": b"\0", "bases": [7, 9], "slopes": [0, 0],
-        "words": [], "ranks": [1, 2], "counts": [2, 1],
+        "words": [], "ranks": [1, 2], "counts": [2, 1], "shifts": [0, 0],
     }  # fmt: skip
     sound = decode_chunk(b"RSC3" + header_only(fields)[4:])
     assert list(sound["step"]) == [7, 7, 9]
     assert list(sound[chunk.RANK]) == [1, 1, 2]
+    changed = {"ranks": ranks, "counts": counts, "shifts": [0] * len(ranks)}
     with pytest.raises(ChunkError, match=reason):
-        decode_chunk(b"RSC3" + header_only(fields | {"ranks": ranks, "counts": counts})[4:])
+        decode_chunk(b"RSC3" + header_only(fields | changed)[4:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"shifts": [0]}, "the shifts of the ranks"),
+        ({"shifts": [0, chunk.MAX_EVENTS + 1]}, "the shifts of the ranks"),
+        ({"forms": b"\0\x60", "slopes": [0, 0, 0, 1]}, "is based on column 1"),
+        ({"forms": b"\0\x60", "slopes": [0, 0, 0, -1]}, "is based on column -1"),
+        ({"forms": b"\3\0"}, "is based on column 0"),
+        ({"forms": b"\0\x40"}, "unknown form"),
+        ({"forms": b"\0\x22"}, "unknown form"),
+        ({"forms": b"\x60\x60", "slopes": [0, 0, 0, 0]}, "is based on column 0"),
+    ],
+)
+def test_what_ranks_cannot_have_in_common_is_refused(changes: dict[str, Any], reason: str) -> None:
+    fields: dict[str, Any] = {
+        "names": "step size_bytes", "forms": b"\0\x60", "widths": b"\0\0",
+        "bases": [7, 1, 9, 2], "slopes": [0, 0, 0, 0], "words": [], "ranks": [1, 2],
+        "counts": [2, 1], "shifts": [0, 1],
+    }  # fmt: skip
+    sound = decode_chunk(b"RSC3" + header_only(fields)[4:])
+    assert list(sound["step"]) == [7, 7, 9]
+    assert list(sound["size_bytes"]) == [1, 1, 2 + (7 + 1) - 9]  # beside the sum of the first
+    with pytest.raises(ChunkError, match=reason):
+        decode_chunk(b"RSC3" + header_only(fields | changes)[4:])
+
+
+def test_one_rank_has_nothing_in_common_with_a_first() -> None:
+    fields = {"names": "step", "forms": b"\x20", "widths": b"\0", "bases": [7], "slopes": [0],
+              "words": []}  # fmt: skip
+    with pytest.raises(ChunkError, match="in a chunk of one rank"):
+        decode_chunk(header_only(fields))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 60)), min_size=2, max_size=6),
+    st.sampled_from(["alike", "no key", "apart"]),
+)
+def test_what_ranks_end_together_is_stored_once(parts: list[tuple[int, int]], how: str) -> None:
+    """From where on each of them is in the chunk, and for how many calls, differs."""
+    random = np.random.default_rng(len(parts))
+    ends = np.cumsum(random.integers(1_000, 3_000_000, 100))
+    of_ranks: dict[int, dict[str, Any]] = {}
+    for rank, (begin, count) in enumerate(parts):
+        late = random.integers(1, 900, 100)
+        duration = np.where(late % 7 == 0, -1_000, late * 1_000)  # of some the end is not known
+        columns = {
+            "arrived_ns": ends * 1_000 - late * 1_000, "duration_ns": duration,
+            "started_ns": duration + 7_000,
+            "sequence": np.arange(100) + 1_000 * rank * (how == "apart"),
+            "group": [f"g{number % 2}" for number in range(100)],
+        }  # fmt: skip
+        of_ranks[rank] = {name: values[begin : begin + count] for name, values in columns.items()}
+        if how == "no key":
+            del of_ranks[rank]["sequence"]
+    decoded = decode_chunk(encode_ranks(of_ranks))
+    for rank, read in by_rank(-1, decoded):
+        for name, values in of_ranks[rank].items():
+            expected = np.maximum(values, -1) if name.endswith("_ns") else values
+            assert list(read[name]) == list(expected)
+
+
+def test_ends_that_ranks_have_in_common_take_hardly_any_bytes() -> None:
+    random = np.random.default_rng(1)
+    late = random.integers(1, 900, (8, 400))
+    ends = np.cumsum(random.integers(1_000, 3_000_000, 400))
+    of_ranks = {
+        rank: {
+            "arrived_ns": (ends - late[rank])[rank:] * 1_000, "sequence": np.arange(rank, 400),
+            "duration_ns": (late[rank] + random.integers(0, 8, 400))[rank:] * 1_000,
+        }
+        for rank in range(8)
+    }  # fmt: skip
+    apart = sum(len(encode_chunk(one)) for one in of_ranks.values())
+    assert len(encode_ranks(of_ranks)) < 0.6 * apart
 
 
 def test_a_rank_more_costs_less_than_a_chunk_more() -> None:

@@ -11,7 +11,9 @@ both sides (`chunk_dictionary`), so that a chunk of a dozen events is hardly lar
 What the ranks of a node did in the same second may be one chunk: the events of one rank after those
 of the other, a base and a slope for each of them, forms and widths in common. Such a chunk (its
 version is 3) says which ranks it is of, and is read as one with a column `of_rank` more. Eight
-chunks of some hundred events each take more bytes, and more of the server's time.
+chunks of some hundred events each take more bytes, and more of the server's time. Ranks end a
+collective together, so the ends of all but the first are stored as what they differ by from its
+ends, where that says less; so are their beginnings.
 
 Nothing in a chunk is trusted: counts, sizes, widths and places are bounded and checked.
 """
@@ -31,6 +33,7 @@ import numpy as np
 
 from rankscope.wire import zstd
 from rankscope.wire.chunk_dictionary import DICTIONARY
+from rankscope.wire.rank_parts import Parts
 
 MAGIC, MAGIC_OF_RANKS = b"RSC2", b"RSC3"
 MAX_EVENTS = 200_000
@@ -45,6 +48,12 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Column: TypeAlias = "Array | list[str] | Words"
 OFFSET, DELTA, FLOAT, BESIDE = range(4)  # forms
 WORDS = 0x10  # added to the form of a column whose numbers are places in a list of words
+# Added to OFFSET or DELTA, which is how the first rank has it: the numbers of the others are beside
+# those of the first; or their sums with another column are, as beginnings and durations are ends.
+ACROSS, MEETING = 0x20, 0x40
+_FORMS = frozenset({OFFSET, DELTA, BESIDE}) | {
+    form | more for form in (OFFSET, DELTA) for more in (ACROSS, ACROSS | MEETING)
+}
 _MAX_BASE = 1 << 62
 _MAX_NAMES = 8_192  # letters
 _MAX_KNOWN_BYTES = 4_096
@@ -57,6 +66,11 @@ _NEAR = {
     "input_bytes": "size_bytes", "output_bytes": "size_bytes",
     "other_ns": "duration_ns", "process_cpu_ns": "cpu_ns",
 }  # fmt: skip
+# What ranks may have in common: a column, and another one with which it is to be summed. And what
+# tells which of their events are the same call.
+_IN_COMMON = {"arrived_ns": "", "duration_ns": "arrived_ns"}
+_KEY, _KEY_WITHIN = "sequence", "group"
+_WORTH_RATIO = 0.95  # of the bits without: to read it takes longer
 _HEAD = struct.Struct("<4sI")
 _LENGTH = struct.Struct("<I")
 _WORDS = zstd.ZstdDict(DICTIONARY, is_raw=True)
@@ -152,7 +166,9 @@ class _Header(msgspec.Struct, array_like=True):
     forms: bytes
     widths: bytes  # bytes per value; 0: every value is what the base says
     bases: list[int]  # of several ranks those of the first rank, then those of the next
-    slopes: list[int]  # DELTA: what each delta has at least; BESIDE: place of the other column
+    # DELTA: what each delta has at least; BESIDE: place of the other column; MEETING, of all ranks
+    # but the first: the same
+    slopes: list[int]
     words: msgspec.Raw  # a list for each of the columns of WORDS: what their numbers mean
 
 
@@ -161,19 +177,7 @@ class _RanksHeader(_Header, array_like=True):
 
     ranks: list[int]
     counts: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Where the events of each rank begin, and how many they are."""
-
-    begins: Array
-    counts: Array
-
-    def each(self, per_part: Array) -> Array:
-        """Return, for each event, the value of its part."""
-        found: Array = per_part if len(per_part) == 1 else np.repeat(per_part, self.counts)
-        return found
+    shifts: list[int]  # see `Parts.shifts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,11 @@ class _Packed:
     bases: Array  # of each rank
     slopes: Array
     values: Array  # unsigned, `width` bytes each
+
+    @property
+    def bits(self) -> float:
+        """Return about how many bits the values take when they are compressed."""
+        return float(np.log2(self.values + 1.0).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,6 +211,9 @@ class _Layout:
     planes: tuple[Array, ...]  # by byte: where the first rows, as many as have it, have it
     num_varying: int
     deltas: tuple[int, ...]  # rows
+    first_deltas: tuple[int, ...]  # of the first rank alone
+    across: tuple[int, ...]  # rows of which the first rank's are to be added to those of the others
+    meeting: tuple[tuple[int, int], ...]  # such a row, and the one that is summed with it
     beside: tuple[tuple[int, int], ...]  # a row and the row that it is beside, in order
     times: tuple[slice, ...]  # rows in units of the chunk
     words: tuple[tuple[str, int, int], ...]  # name, row, place among the lists of words
@@ -233,6 +245,11 @@ class OpenChunk:
     def counts(self) -> list[int]:
         """Return how many events each of its parts has."""
         return self.header.counts if isinstance(self.header, _RanksHeader) else [self.count]
+
+    @property
+    def shifts(self) -> list[int]:
+        """Return of each part where in the first one its events begin."""
+        return self.header.shifts if isinstance(self.header, _RanksHeader) else [0]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -282,8 +299,9 @@ def _encoded(of_ranks: Sequence[Mapping[str, Column]], ranks: list[int]) -> byte
         joined = _joined([columns[name] for columns in of_ranks])
         of_words.append(WORDS if is_words(joined) else 0)
         numbers[name] = _to_numbers(name, joined, words)
-    parts = _Parts(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
-    packed = [_pack(name, numbers, parts) for name in numbers]
+    parts = Parts(np.cumsum([0, *lengths[:-1]]), np.array(lengths))
+    shifts = _shifts(numbers, parts)
+    packed = [_pack(name, numbers, parts, shifts) for name in numbers]
     header: dict[str, Any] = {
         "names": " ".join(numbers),
         "forms": bytes(map(or_, (column.form for column in packed), of_words)),
@@ -293,7 +311,7 @@ def _encoded(of_ranks: Sequence[Mapping[str, Column]], ranks: list[int]) -> byte
         "words": msgspec.Raw(_encode(words)),
     }
     if ranks:
-        head: _Header = _RanksHeader(**header, ranks=ranks, counts=lengths)
+        head: _Header = _RanksHeader(**header, ranks=ranks, counts=lengths, shifts=shifts.tolist())
     else:
         head = _Header(**header)
     encoded = _encode(head)
@@ -341,7 +359,15 @@ def _to_numbers(name: str, values: Column, words: list[list[str]]) -> Array:
     return numbers // NS_PER_UNIT if name.endswith("_ns") else numbers
 
 
-def _pack(name: str, all_numbers: Mapping[str, Array], parts: _Parts) -> _Packed:
+def _shifts(numbers: Mapping[str, Array], parts: Parts) -> Array:
+    """Return where in the first rank's events the others begin, where columns tell."""
+    if _KEY not in numbers or len(parts.begins) == 1:
+        return np.zeros(len(parts.begins), np.int64)
+    keys, within = numbers[_KEY], numbers.get(_KEY_WITHIN)
+    return parts.shifts(keys if within is None else (keys << 16) + within)
+
+
+def _pack(name: str, all_numbers: Mapping[str, Array], parts: Parts, shifts: Array) -> _Packed:
     """Return the narrowest form of a column."""
     numbers = all_numbers[name]
     if numbers.dtype.kind == "f":
@@ -355,16 +381,46 @@ def _pack(name: str, all_numbers: Mapping[str, Array], parts: _Parts) -> _Packed
     if best.width and is_near:
         beside = _offsets(name, BESIDE, numbers - all_numbers[near], names.index(near), parts)
         best = min(best, beside, key=lambda packed: packed.width)
+    if best.width and len(parts.begins) > 1 and name in _IN_COMMON:
+        across = _across(name, all_numbers, parts, shifts)
+        if across is not None and across.bits < _WORTH_RATIO * best.bits:
+            return across
     return best
 
 
-def _offsets(name: str, form: int, numbers: Array, slope: int, parts: _Parts) -> _Packed:
+def _across(
+    name: str, all_numbers: Mapping[str, Array], parts: Parts, shifts: Array
+) -> _Packed | None:
+    """Return a column whose numbers of other ranks are beside those of the first.
+
+    None where what it is to be summed with is not there.
+    """
+    first = parts.counts[:1]
+    alone = _pack(
+        name, {name: all_numbers[name][: first[0]]}, Parts(parts.begins[:1], first), shifts[:1]
+    )
+    to_sum, names = _IN_COMMON[name], list(all_numbers)
+    if to_sum and to_sum not in names[: names.index(name)]:
+        return None
+    sums = all_numbers[name] + (all_numbers[to_sum] if to_sum else 0)
+    others, counterparts = parts.counterparts(shifts, np.zeros(len(shifts), np.int64))
+    rest = Parts(parts.begins[1:] - first, parts.counts[1:])
+    slope = names.index(to_sum) if to_sum else 0
+    beside = _offsets(name, OFFSET, sums[others] - sums[counterparts], slope, rest)
+    values = np.concatenate([alone.values, beside.values])
+    return _Packed(
+        name, alone.form | ACROSS | (MEETING if to_sum else 0), max(alone.width, beside.width),
+        np.append(alone.bases, beside.bases), np.append(alone.slopes, beside.slopes), values,
+    )  # fmt: skip
+
+
+def _offsets(name: str, form: int, numbers: Array, slope: int, parts: Parts) -> _Packed:
     bases = np.minimum.reduceat(numbers, parts.begins)
     values = (numbers - parts.each(bases)).astype(np.uint64)
     return _Packed(name, form, _width(values), bases, np.full(len(bases), slope), values)
 
 
-def _deltas(name: str, numbers: Array, parts: _Parts) -> _Packed:
+def _deltas(name: str, numbers: Array, parts: Parts) -> _Packed:
     """Return the first number of each rank as base and what each delta exceeds its least one by."""
     deltas = np.empty_like(numbers)
     deltas[1:] = np.diff(numbers)
@@ -510,6 +566,8 @@ def _check_ranks(header: _RanksHeader, count: int) -> None:
     ranks, counts = header.ranks, header.counts
     if not _are_of_one_block(ranks):
         raise ChunkError(f"ranks {ranks[:3]} are not several of one block of {BLOCK_RANKS}")
+    if len(header.shifts) != len(ranks) or any(abs(n) > MAX_EVENTS for n in header.shifts):
+        raise ChunkError("the shifts of the ranks are not those of chunks")
     if len(counts) != len(ranks) or min(counts) < 1 or sum(counts) != count:
         raise ChunkError("the counts of the ranks are not those of the events")
     if RANK in header.names.split(" "):
@@ -526,8 +584,9 @@ def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
         raise ChunkError("the lists of the header differ in length")
     if min(*bases, *slopes) <= -_MAX_BASE or max(*bases, *slopes) >= _MAX_BASE:
         raise ChunkError(f"column {_out_of_range(header)!r}: base or slope is out of range")
-    others = tuple([header.slopes[place] for place in _places_beside(header.forms)])
-    layout = _layout(header.names, header.forms, header.widths, others, only)
+    rests_on = _rests_on(header.forms, num_parts)
+    others = tuple([header.slopes[at] for _, at in rests_on])
+    layout = _layout(header.names, header.forms, header.widths, num_parts > 1, others, only)
     if layout.num_lists != len(_words_of(header.words)):
         raise ChunkError("a list of words for each column of words, and no more, is needed")
     return layout
@@ -567,22 +626,32 @@ def _out_of_range(header: _Header) -> str:
 
 
 @lru_cache(maxsize=512)
-def _places_beside(forms: bytes) -> list[int]:
-    return [place for place, form in enumerate(forms) if form & ~WORDS == BESIDE]
+def _rests_on(forms: bytes, num_parts: int) -> list[tuple[int, int]]:
+    """Return columns that rest on another, and which slope is its place. Raises ChunkError."""
+    found = []
+    for place, form in enumerate(forms):
+        if form & (ACROSS | MEETING) and num_parts < 2:
+            raise ChunkError("a column of the first rank's is in a chunk of one rank")
+        if form & ~WORDS == BESIDE:
+            found.append((place, place))
+        elif form & MEETING:
+            found.append((place, len(forms) + place))
+    return found
 
 
 @lru_cache(maxsize=512)
 def _layout(
-    joined: str, all_forms: bytes, widths: bytes, of_beside: tuple[int, ...],
-    only: frozenset[str] | None,
+    joined: str, all_forms: bytes, widths: bytes, is_of_ranks: bool,
+    rests_on: tuple[int, ...], only: frozenset[str] | None,
 ) -> _Layout:  # fmt: skip
-    """Return the layout; `of_beside` are the places of what columns are beside, in order."""
+    """Return the layout; `rests_on` are the places of what columns rest on, in order."""
     names, forms = joined.split(" "), [form & ~WORDS for form in all_forms]
-    others = dict(zip(_places_beside(all_forms), of_beside, strict=True))
+    resting = [place for place, _ in _rests_on(all_forms, 1 + is_of_ranks)]
+    others = dict(zip(resting, rests_on, strict=True))
     _check_columns(names, forms, widths, others)
     wanted = {place for place, name in enumerate(names) if only is None or name in only}
     for place in range(len(forms) - 1, -1, -1):
-        if place in wanted and forms[place] == BESIDE:
+        if place in wanted and place in others:
             wanted.add(others[place])
     of_words = [place for place, form in enumerate(all_forms) if form & WORDS]
     times = {p for p in wanted if names[p].endswith("_ns") and p not in of_words}
@@ -603,6 +672,9 @@ def _layout(
         planes=tuple(planes),
         num_varying=sum(widths[p] > 0 or forms[p] != OFFSET for p in places),
         deltas=tuple(row_of[p] for p in places if forms[p] == DELTA),
+        first_deltas=tuple(row_of[p] for p in places if forms[p] & ~MEETING == DELTA | ACROSS),
+        across=tuple(row_of[p] for p in places if forms[p] & (ACROSS | MEETING) == ACROSS),
+        meeting=tuple((row_of[p], row_of[others[p]]) for p in places if forms[p] & MEETING),
         beside=tuple((row_of[p], row_of[others[p]]) for p in sorted(places) if forms[p] == BESIDE),
         times=tuple(_slices([row_of[p] for p in places if p in times])),
         words=tuple((names[p], row_of[p], n) for n, p in enumerate(of_words) if p in row_of),
@@ -625,10 +697,13 @@ def _check_columns(
     for place, (name, form, width) in enumerate(zip(names, forms, widths, strict=True)):
         if width != 0 and width not in _TYPES:
             raise ChunkError(f"column {name!r}: width {width} is not 0, 1, 2, 4 or 8")
-        if form not in (OFFSET, DELTA, BESIDE) and (form, width) != (FLOAT, 4):
+        if form not in _FORMS and (form, width) != (FLOAT, 4):
             raise ChunkError(f"column {name!r}: unknown form {form} of width {width}")
         other = others.get(place, 0)
-        if form == BESIDE and not (0 <= other < place and forms[other] != FLOAT):
+        is_there = 0 <= other < place and forms[other] != FLOAT
+        # what ranks have in common is known before what is beside another column
+        is_early = is_there and forms[other] != BESIDE and not forms[other] & MEETING
+        if (form == BESIDE and not is_there) or (form & MEETING and not is_early):
             raise ChunkError(f"column {name!r}: is based on column {other}, which cannot be")
 
 
@@ -640,22 +715,25 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
     layout = chunks[0].layout
     counts = [count for chunk in chunks for count in chunk.counts]  # of each rank of each chunk
     begins = np.cumsum([0, *counts[:-1]])
-    body = chunks[0].body if len(chunks) == 1 else np.concatenate([c.body for c in chunks], axis=1)
-    numbers = np.empty((len(layout.places), sum(counts)), np.int64)
-    varying = numbers[: layout.num_varying]
+    firsts = np.cumsum([0, *(len(chunk.counts) for chunk in chunks[:-1])])  # ranks, of each chunk
     bases = _by_column([chunk.header.bases for chunk in chunks], layout.places, len(counts))
     slopes = _by_column([chunk.header.slopes for chunk in chunks], layout.places, len(counts))
-    events = [slice(begin, begin + count) for begin, count in zip(begins, counts, strict=True)]
-    for place, those in enumerate(events):
-        numbers[len(varying) :, those] = bases[len(varying) :, place, None]
+    numbers = np.empty((len(layout.places), sum(counts)), np.int64)
+    varying = numbers[: layout.num_varying]
+    body = chunks[0].body if len(chunks) == 1 else np.concatenate([c.body for c in chunks], axis=1)
     _take_bytes(layout, body, varying)
+    events = [slice(begin, begin + count) for begin, count in zip(begins, counts, strict=True)]
     for row in layout.deltas:
         each = slopes[row] if len(counts) == 1 else np.repeat(slopes[row], counts)
         _sum_up(varying[row], each, begins)
+    for row, first in itertools.product(layout.first_deltas, firsts.tolist()):
+        deltas = varying[row, events[first]]
+        deltas[1:] += slopes[row, first]
+        np.cumsum(deltas, out=deltas)
     for place, those in enumerate(events):
+        numbers[len(varying) :, those] = bases[len(varying) :, place, None]
         varying[:, those] += bases[: len(varying), place, None]
-    for row, other in layout.beside:
-        numbers[row] += numbers[other]
+    _add_others(layout, numbers, Parts(begins, np.array(counts)), chunks)
     lowest, highest = np.ascontiguousarray(bases), bases.copy()
     if len(varying):
         np.minimum.reduceat(varying, begins, axis=1, out=lowest[: len(varying)])
@@ -665,7 +743,6 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
     ranks = None
     if chunks[0].ranks:
         ranks = np.repeat([rank for chunk in chunks for rank in chunk.ranks], counts)
-        firsts = np.cumsum([0, *(len(chunk.counts) for chunk in chunks[:-1])])
         lowest = np.minimum.reduceat(lowest, firsts, axis=1)
         highest = np.maximum.reduceat(highest, firsts, axis=1)
         begins = begins[firsts]
@@ -680,6 +757,26 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
         for name, start in layout.floats
     }
     return Decoded(layout.rows, numbers, begins, lowest, highest, words, floats, ranks)
+
+
+def _add_others(layout: _Layout, numbers: Array, parts: Parts, chunks: Sequence[OpenChunk]) -> None:
+    """Add what numbers are beside: those of the first rank of their chunk, or of another column."""
+    if layout.across or layout.meeting:
+        _add_first(layout, numbers, parts, chunks)
+    for row, other in layout.beside:
+        numbers[row] += numbers[other]
+
+
+def _add_first(layout: _Layout, numbers: Array, parts: Parts, chunks: Sequence[OpenChunk]) -> None:
+    num_parts = [len(chunk.counts) for chunk in chunks]
+    first = np.repeat(np.cumsum([0, *num_parts[:-1]]), num_parts)
+    shifts = np.array([shift for chunk in chunks for shift in chunk.shifts])
+    others, counterparts = parts.counterparts(shifts, first)
+    for row in layout.across:
+        numbers[row, others] += numbers[row, counterparts]
+    for row, summed in layout.meeting:
+        ends = numbers[row, counterparts] + numbers[summed, counterparts]
+        numbers[row, others] += ends - numbers[summed, others]
 
 
 def _by_column(lists: Sequence[list[int]], places: Sequence[int], num_parts: int) -> Array:
