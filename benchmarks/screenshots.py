@@ -47,6 +47,7 @@ def pages(url: str, run: str, before: str) -> Iterator[tuple[str, str]]:
     yield "step", f"runs/{run}/steps/{max(1, newest - 10)}"
     for name in ("collectives", "errors", "logs", "environment", "agent"):
         yield name, f"runs/{run}/{name}"
+    yield "search", "search?q=step%20OR%20error"
     yield "compare", f"compare?b={run}{'&a=' + before if before else ''}"
 
 

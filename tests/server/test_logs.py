@@ -182,9 +182,13 @@ def test_events_and_errors_are_searchable(sender: Sender) -> None:
 def test_one_search_over_all_runs(client: TestClient) -> None:
     for run in ("a", "b"):
         Sender(client, run).send(log_line(f"needle in {run}"), log_line("hay"))
+    Sender(client, "b", "other").send(log_line("a second needle"))
     found = client.get("/api/v1/search", params={"q": "needle"}).json()
     assert {line["run_id"] for line in found["lines"]} == {"a", "b"}
-    assert found["total"] == 2
+    assert found["total"] == 3
+    assert [(run["run_id"], run["name"], run["lines"]) for run in found["runs"]] == [
+        ("b", "b", 2), ("a", "a", 1),
+    ]  # fmt: skip
     assert client.get("/api/v1/search", params={"q": " "}).status_code == 422
 
 

@@ -176,3 +176,69 @@ def test_the_page_of_logs_breaks_nothing(open_page: Callable[..., Watched], line
     watched.page.get_by_role("button", name="Help", exact=True).click()
     watched.page.get_by_role("button", name="Saved").click()
     watched.check()
+
+
+@pytest.fixture
+def everywhere(open_page: Callable[..., Watched], lines: int) -> Any:
+    return open_page("search").page
+
+
+def search_everywhere(page: Any, text: str) -> None:
+    page.get_by_label("Search the lines of all runs").fill(text)
+    page.keyboard.press("Enter")
+
+
+def test_a_line_of_any_run_leads_into_its_run(everywhere: Any) -> None:
+    page = everywhere
+    assert page.locator("#verdict").inner_text() == "Search all runs"
+    search_everywhere(page, "took step:3")
+    wait_for_sentence(page, "4 lines match in 1 run")
+    row = page.locator(".foundlines tbody tr").first
+    assert RUN in row.inner_text()
+    message = row.locator(".l-text a").inner_text()
+    row.locator(".l-text a").click()
+    panel = page.get_by_label("The whole line")
+    panel.wait_for()
+    assert panel.locator("pre").inner_text() == message
+    assert f"runs/{RUN}/logs" in page.url
+
+
+def test_more_lines_than_a_page_are_read_on_and_no_line_twice(everywhere: Any) -> None:
+    page = everywhere
+    search_everywhere(page, "took queue")
+    wait_for_sentence(page, "2,000 lines match, the newest in 1 run")
+    rows = page.locator(".foundlines tbody tr")
+    rows.nth(0).wait_for()
+    before = rows.count()
+    page.get_by_role("button", name="Older lines").click()
+    rows.nth(before).wait_for()
+    texts = rows.all_inner_texts()
+    assert len(set(texts)) == len(texts)
+    chip = page.locator(".filterline .chip", has_text=RUN)
+    assert int(chip.locator(".faint").inner_text()) == 200
+    chip.click()
+    wait_for_sentence(page, "2,000 of")
+
+
+def test_searches_of_all_runs_that_find_nothing_or_cannot_be_read(everywhere: Any) -> None:
+    page = everywhere
+    search_everywhere(page, "nosuchwordanywhere")
+    wait_for_sentence(page, "No line of any run matches")
+    search_everywhere(page, "group:tp_0")
+    wait_for_sentence(page, "The search cannot be read")
+    assert page.locator(".mistake mark").inner_text() == "group:tp_0"
+    search_everywhere(page, RUN)
+    page.locator(".note", has_text="1 run with this in name").get_by_role(
+        "link", name=RUN
+    ).wait_for()
+
+
+def test_the_search_of_all_runs_is_two_keys_away(
+    open_page: Callable[..., Watched], lines: int
+) -> None:
+    page = open_page(f"runs/{RUN}/logs?q=took%20queue").page
+    page.locator("#verdict").wait_for()
+    page.keyboard.press("g")
+    page.keyboard.press("/")
+    wait_for_sentence(page, "2,000 lines match")
+    assert page.get_by_label("Search the lines of all runs").input_value() == "took queue"

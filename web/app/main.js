@@ -8,7 +8,7 @@ import { Empty, Guard, Problem, Removed } from './parts/bits.js';
 import { Shell, useRun } from './parts/shell.js';
 import { go, place, query } from './router.js';
 import { el, t } from './tags.js';
-import { comparePath, path, runPath } from './url.js';
+import { comparePath, path, runPath, withQuery } from './url.js';
 
 /** @typedef {import('../types/api.js').Overview} Overview */
 
@@ -24,6 +24,10 @@ const PAGES = {
   alerts: { load: () => import('./pages/alerts.js'), api: () => 'alerts' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
   compare: { load: () => import('./pages/compare.js'), api: () => comparePath(query.value) ?? 'runs' },
+  search: {
+    load: () => import('./pages/search.js'),
+    api: () => (query.value.q?.trim() ? withQuery('search', { q: query.value.q }) : 'searches'),
+  },
   access: { load: () => import('./pages/access.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },

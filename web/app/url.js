@@ -15,6 +15,7 @@ const PLACES = [
   [/^storage$/, 'storage'],
   [/^access$/, 'access'],
   [/^compare$/, 'compare'],
+  [/^search$/, 'search'],
   [/^runs\/([^/]+)$/, 'overview'],
   [/^runs\/([^/]+)\/findings$/, 'findings'],
   [/^runs\/([^/]+)\/findings\/([^/]+)$/, 'finding'],

@@ -82,6 +82,10 @@ export function Page({ run, topic, overview, ended }) {
       t.h1({ id: 'verdict' }, sentence),
       el(SearchBox, { error: summary.error ?? held.error }),
       el(Spans, {}),
+      t.a(
+        { class: 'button small', href: withQuery('search', { q: now.q }), title: 'The same search over all runs' },
+        'All runs',
+      ),
       t.a({ class: 'button small', href: csvHref(base) }, 'CSV'),
     ),
     summary.data?.histogram ? el(Histogram, { data: summary.data.histogram }) : t.div({ class: 'histogram blank' }),

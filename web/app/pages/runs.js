@@ -74,6 +74,7 @@ export function Page() {
         tools: [
           el(Filters, { key: 'f' }),
           el(CompareLink, { key: 'd', chosen }),
+          t.a({ key: 'l', href: 'search' }, 'Search lines'),
           t.a({ key: 's', href: 'storage' }, 'Storage'),
           t.a({ key: 'c', href: csvHref(path) }, 'CSV'),
         ],

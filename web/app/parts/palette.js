@@ -69,6 +69,12 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, kee
       note: 'log lines',
       to: withQuery(runPath(run, 'logs'), { q: text.trim() }),
     });
+  if (wanted)
+    items.push({
+      text: `Search all runs for “${text.trim()}”`,
+      note: 'log lines',
+      to: withQuery('search', { q: text.trim() }),
+    });
   items.push({ text: 'All runs', note: 'page', to: 'runs' });
   items.push({ text: 'Storage', note: 'page', to: 'storage' });
   items.push({ text: 'Alerts', note: 'page', to: 'alerts' });

@@ -29,8 +29,8 @@ const EXAMPLES = [
   ['group:tp_0', 'of the ranks of a process group; attempt:1 of one attempt'],
 ];
 
-/** The box itself. @param {{error: Failure | null}} props */
-export function SearchBox({ error }) {
+/** The box itself. @param {{error: Failure | null, label?: string}} props */
+export function SearchBox({ error, label = 'Search all log lines of this run' }) {
   const [text, setText] = useState(query.value.q ?? '');
   const [open, setOpen] = useState(/** @type {'help' | 'saved' | null} */ (null));
   useEffect(() => setText(query.value.q ?? ''), [query.value.q]);
@@ -58,7 +58,7 @@ export function SearchBox({ error }) {
         type: 'search',
         class: 'wide',
         placeholder: 'Search: words, "phrases", prefix*, -not, /regex/, rank:3 level:>=warning',
-        'aria-label': 'Search all log lines of this run',
+        'aria-label': label,
         'aria-invalid': mistake ? 'true' : undefined,
         'aria-describedby': mistake ? 'search-mistake' : undefined,
         value: text,

@@ -107,6 +107,7 @@ export function Shell({ run, overview, apiPath, children }) {
         : []),
       { keys: 'g a', text: 'Go to all runs', run: () => go('runs') },
       { keys: 'g n', text: 'Go to alerts', run: () => go('alerts') },
+      { keys: 'g /', text: 'Search all runs', run: () => go(withQuery('search', { q: query.value.q })) },
     ],
     [run],
   );

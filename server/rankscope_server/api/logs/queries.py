@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 from rankscope.wire.schema import MAX_RANK
 from rankscope_server.answers import of_row, to_ms
 from rankscope_server.api.logs.schema import (
+    FoundRun,
     LogContext,
     LogFacets,
     LogHistogram,
@@ -22,10 +24,12 @@ from rankscope_server.api.logs.schema import (
     SearchAnswer,
 )
 from rankscope_server.api.parameters import items, to_ns
+from rankscope_server.api.runs.queries import status_of
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.search.filters import level_range
 from rankscope_server.search.parse import parse
 from rankscope_server.search.tree import And, Names, Node, Numbers, Or, QueryError, Text
+from rankscope_server.store import tables
 from rankscope_server.store.line_counts import Counts
 from rankscope_server.store.search import (
     Cursor,
@@ -146,9 +150,20 @@ def search(
         total=max(found.counts.total, len(rows)),
         is_at_least=not found.is_counted,
         lines=fold_rows(rows),
+        runs=_runs_of(connection, rows),
         next_cursor=_cursor(found),
         searched_to_ms=to_ms(found.searched_to_ns),
     )
+
+
+def _runs_of(connection: sa.Connection, rows: list[LogRow]) -> list[FoundRun]:
+    counts, table = Counter(row.run_id for row in rows), tables.run.c
+    names = sa.select(table.run_id, table.name, table.status).where(table.run_id.in_(counts))
+    found = [
+        FoundRun(row.run_id, row.name or row.run_id, status_of(row.status), counts[row.run_id])
+        for row in connection.execute(names)
+    ]
+    return sorted(found, key=lambda run: (-run.lines, run.run_id))
 
 
 def parse_box(q: str, now_ns: int) -> Node:

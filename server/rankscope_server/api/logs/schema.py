@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankscope_server.answers import Schema
+from rankscope_server.api.runs.schema import RunStatus
 
 
 class LogRow(Schema, frozen=True):
@@ -70,12 +71,22 @@ class LogContext(Schema, frozen=True):
     lines: list[LogRow]
 
 
+class FoundRun(Schema, frozen=True):
+    """A run that lines of a page are of, and how many."""
+
+    run_id: str
+    name: str
+    status: RunStatus
+    lines: int
+
+
 class SearchAnswer(Schema, frozen=True):
-    """Lines of all runs, newest first."""
+    """Lines of all runs, newest first; `runs` are those of this page, most lines first."""
 
     total: int
     is_at_least: bool
     lines: list[LogRow]
+    runs: list[FoundRun]
     next_cursor: str | None
     searched_to_ms: float | None
 

@@ -106,6 +106,11 @@ def hosts_of(connection: sa.Connection, run_ids: list[str]) -> dict[str, dict[st
     return found
 
 
+def status_of(stored: str) -> RunStatus:
+    """Return the status of a run; a word that this version does not know is of one that runs."""
+    return next((known for known in _STATUSES if known == stored), "running")
+
+
 def summary(row: sa.Row[Any], hosts: dict[str, int | None]) -> RunSummary:
     """Return the summary of a run."""
     nodes = {node for node in hosts.values() if node is not None and node >= 0}
@@ -113,7 +118,7 @@ def summary(row: sa.Row[Any], hosts: dict[str, int | None]) -> RunSummary:
         RunSummary,
         row,
         name=row.name or row.run_id,
-        status=row.status if row.status in _STATUSES else "running",
+        status=status_of(row.status),
         status_text=row.status_text or row.status,
         world_size=row.world_size or None,
         # Several "hosts" of a test may share a node, and a node may show under two names.
