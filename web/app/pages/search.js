@@ -37,7 +37,7 @@ export function Page() {
       t.h1({ id: 'verdict' }, sentence),
       q && !mistake ? t.a({ class: 'button small', href: csvHref(withQuery('search', { q })) }, 'CSV') : null,
     ),
-    el(SearchBox, { error: found.error, label: 'Search the lines of all runs' }),
+    el(SearchBox, { error: found.error, label: 'Search the lines of all runs', focused: q === '' }),
     q ? el(NamedRuns, { q }) : null,
     found.error && !mistake
       ? el(Problem, { error: found.error, retry: () => location.reload(), what: 'the lines' })

@@ -1,6 +1,6 @@
 /** The search box over log lines: its language, mistakes at their place, searches that are kept. */
 
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useRef, useState } from 'preact/hooks';
 import { ask, Failure, useApi } from '../api.js';
 import { announce } from '../page.js';
 import { query, setQuery } from '../router.js';
@@ -29,8 +29,12 @@ const EXAMPLES = [
   ['group:tp_0', 'of the ranks of a process group; attempt:1 of one attempt'],
 ];
 
-/** The box itself. @param {{error: Failure | null, label?: string}} props */
-export function SearchBox({ error, label = 'Search all log lines of this run' }) {
+/** The box itself; `focused`: it is what the page is for. @param {{error: Failure | null, label?: string, focused?: boolean}} props */
+export function SearchBox({ error, label = 'Search all log lines of this run', focused = false }) {
+  const field = useRef(/** @type {HTMLInputElement | null} */ (null));
+  useEffect(() => {
+    if (focused) field.current?.focus();
+  }, []);
   const [text, setText] = useState(query.value.q ?? '');
   const [open, setOpen] = useState(/** @type {'help' | 'saved' | null} */ (null));
   useEffect(() => setText(query.value.q ?? ''), [query.value.q]);
@@ -56,6 +60,7 @@ export function SearchBox({ error, label = 'Search all log lines of this run' })
       { class: 'searchrow' },
       t.input({
         type: 'search',
+        ref: field,
         class: 'wide',
         placeholder: 'Search: words, "phrases", prefix*, -not, /regex/, rank:3 level:>=warning',
         'aria-label': label,
