@@ -37,7 +37,7 @@ ANSWERS = {
     "What changed": ("main", rf"{SLOW}"),
     "Which runs need": ("#verdict", r"(?i)runs? needs? attention"),
     "In which runs": ("#verdict", r"lines? match(es)? .*runs?"),
-    "Who is told": ("main", r"(?i)rule"),
+    "Who hears": ("main", r"(?i)rule"),
     "What does Rankscope": ("main", r"What it watches.*What was lost"),
     "How do I show": ("[aria-live=polite] >> nth=0", r"Link copied"),
 }  # fmt: skip

@@ -26,7 +26,7 @@ class Parts:
     def shifts(self, keys: Array) -> Array:
         """Return how many events after its own place each rank's counterparts in the first are.
 
-        Ranks that do the same rarely begin a chunk with the same call. `keys` tell what is the
+        Ranks that do the same rarely begin a chunk with the same call. `keys` say what is the
         same; a rank that has no key in common with the first is taken to begin with it.
         """
         first = keys[: self.counts[0]]
