@@ -360,7 +360,7 @@ def _to_numbers(name: str, values: Column, words: list[list[str]]) -> Array:
 
 
 def _shifts(numbers: Mapping[str, Array], parts: Parts) -> Array:
-    """Return where in the first rank's events the others begin, where columns tell."""
+    """Return where in the first rank's events the others begin, where columns say so."""
     if _KEY not in numbers or len(parts.begins) == 1:
         return np.zeros(len(parts.begins), np.int64)
     keys, within = numbers[_KEY], numbers.get(_KEY_WITHIN)
