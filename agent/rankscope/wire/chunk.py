@@ -67,7 +67,7 @@ _NEAR = {
     "other_ns": "duration_ns", "process_cpu_ns": "cpu_ns",
 }  # fmt: skip
 # What ranks may have in common: a column, and another one with which it is to be summed. And what
-# tells which of their events are the same call.
+# says which of their events are the same call.
 _IN_COMMON = {"arrived_ns": "", "duration_ns": "arrived_ns"}
 _KEY, _KEY_WITHIN = "sequence", "group"
 _WORTH_RATIO = 0.95  # of the bits without: to read it takes longer
