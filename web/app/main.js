@@ -39,6 +39,10 @@ const PAGES = {
   },
   rank: { load: () => import('./pages/rank.js'), api: (run, id) => runPath(run, 'ranks', id) },
   collectives: { load: () => import('./pages/collectives.js'), api: (run) => runPath(run, 'collectives') },
+  hang: {
+    load: () => import('./pages/hang.js'),
+    api: (run) => withQuery(runPath(run, 'hang'), { attempt: query.value.attempt, ranks: query.value.ranks }),
+  },
   errors: { load: () => import('./pages/errors.js'), api: (run) => runPath(run, 'errors') },
   logs: { load: () => import('./pages/logs.js'), api: (run) => runPath(run, 'logs') },
   machines: { load: () => import('./pages/machines.js'), api: (run) => runPath(run, 'machines') },

@@ -23,6 +23,7 @@ from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.communication import routes as communication
 from rankscope_server.api.compare import routes as compare
 from rankscope_server.api.findings import routes as findings
+from rankscope_server.api.hang import routes as hang
 from rankscope_server.api.logs import routes as logs
 from rankscope_server.api.logs import saved as saved_searches
 from rankscope_server.api.machines import routes as machines
@@ -52,7 +53,7 @@ ROUTERS = (
     ingest.router,
     preflight.router,
     *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
-    *(part.router for part in (machines, logs, communication, compare)),
+    *(part.router for part in (machines, logs, communication, hang, compare)),
     saved_searches.router,
     commands.router,
     preflight_results.router,

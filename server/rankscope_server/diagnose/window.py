@@ -107,6 +107,13 @@ class Window:
         known = ~np.isnan(self.steps.get("duration")[row])
         return int(self.steps.steps[known][-1]) if np.any(known) else 0
 
+    def has_stepped(self, rank: int) -> bool:
+        """Return whether a rank that reports states has ended a step."""
+        row, step = self.steps.row_of.get(rank), self.states[rank].step
+        if row is None:  # its steps are missing, too: as far as the others
+            return step > 1 and self.steps.num_steps > 0
+        return not bool(np.isnan(self.steps.get("duration")[row]).all())
+
     def step_at(self, time_ns: int) -> int | None:
         """Return the step that ran at a time of the wall clock; None where none is known."""
         started = self.steps.get("started_ms")

@@ -5,7 +5,7 @@ import { useApi } from '../api.js';
 import { count, dateTime, kindWords, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
 import { CappedNote, Card, CopyButton, Empty, OnsetStep, Problem, Severity, Skeleton, When } from '../parts/bits.js';
-import { Acknowledge, Explains, Reasons, report, spanWords } from '../parts/finding.js';
+import { Acknowledge, Explains, Reasons, report, spanWords, WAITS } from '../parts/finding.js';
 import { Lazy } from '../parts/shell.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -99,6 +99,12 @@ export function Page({ run, id, topic, overview, ended }) {
                   }),
                 },
                 'Show on the map',
+              )
+            : null,
+          WAITS.has(finding.kind)
+            ? t.a(
+                { class: 'button', href: withQuery(runPath(run, 'hang'), { attempt: finding.attempt }) },
+                'Who waits for whom',
               )
             : null,
           el(OnsetStep, { finding, run }),

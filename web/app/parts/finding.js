@@ -14,6 +14,9 @@ import { CappedNote, Command, CopyButton, Icon, OnsetStep, Severity, When } from
 /** @typedef {import('../../types/api.js').ShownAnswer} Answer */
 /** @typedef {import('../../types/api.js').Coverage} Coverage */
 
+/** Kinds of findings whose ranks wait for each other: the page of hangs shows them. */
+export const WAITS = new Set(['hang', 'desync']);
+
 const ANSWER_MARK = { culprit: 'critical', healthy: 'ok', waiting: 'info', unknown: 'unknown' };
 
 /** The first sentence where there is no verdict. @param {{answer: Answer, coverage: Coverage, run: string, ended: boolean}} props */
@@ -136,6 +139,9 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
               },
               `Open rank ${verdict.ranks[0]}`,
             )
+          : null,
+        WAITS.has(verdict.kind)
+          ? t.a({ class: 'button', href: withQuery(runPath(run, 'hang'), carried(query.value)) }, 'Who waits for whom')
           : null,
         el(OnsetStep, { finding: verdict, run }),
         el(CopyButton, { text: () => report(verdict, run), label: 'Copy report', what: 'as text' }),

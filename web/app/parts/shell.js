@@ -50,6 +50,7 @@ export const MENU = [
   {
     title: 'What broke',
     entries: [
+      { name: 'hang', title: 'Hangs', part: 'hang', key: 'h' },
       {
         name: 'errors',
         title: 'Errors',

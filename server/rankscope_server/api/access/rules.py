@@ -89,6 +89,7 @@ RULES: dict[str, Rule] = {
             "errors",
             "findings",
             "findings/{id}",
+            "hang",
             "logs",
             "machines",
             "map",

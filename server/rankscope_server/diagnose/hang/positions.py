@@ -148,7 +148,7 @@ class Positions:
         """Return whether a peer says nothing of a group in which it has had exchanges before."""
         is_first = group.p2p_sequence == 1
         silent = (peer, group.group) not in self._states and peer in self._window.states
-        return silent and not is_first and self._has_stepped(peer)
+        return silent and not is_first and self._window.has_stepped(peer)
 
     def _members(self, rank: int, group: str) -> tuple[int, ...]:
         """Return the ranks of a group as this rank defined it; empty where no rank did."""
@@ -225,15 +225,8 @@ class Positions:
         return [
             member
             for member, place in zip(members, places, strict=True)
-            if place is None and member in self._window.states and self._has_stepped(member)
+            if place is None and member in self._window.states and self._window.has_stepped(member)
         ]
-
-    def _has_stepped(self, rank: int) -> bool:
-        table = self._window.steps
-        row, step = table.row_of.get(rank), self._window.states[rank].step
-        if row is None:  # its steps are missing, too: as far as the others
-            return step > 1 and table.num_steps > 0
-        return not bool(np.isnan(table.get("duration")[row]).all())
 
 
 def _has_end(counts: PeerState) -> bool:
