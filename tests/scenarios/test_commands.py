@@ -317,6 +317,14 @@ def _a_hang_asks_for_stacks_and_its_page_shows_them(loop: Loop) -> None:
     asked = detail["commands"][0]
     assert asked["asked_by"] == f"finding {finding['id']}"
     assert [(one["rank"], one["state"]) for one in asked["ranks"]] == [(1, "done")]
+    page = loop.get("/hang")
+    assert (page["text"], page["state"]) == (finding["what"], "hang")
+    root, waiting = page["graph"]["nodes"]
+    assert (root["ranks"]["some"], root["standing"]) == ([1], "missing")
+    assert (waiting["ranks"]["some"], waiting["standing"]) == ([0], "waiting")
+    stack = page["stacks"][0]
+    assert (stack["rank"], stack["note"]) == (1, "")
+    assert any("loop_program.py" in frame["file"] for frame in stack["frames"])
 
 
 def test_a_slow_rank_is_sampled_and_the_evidence_says_where_it_is(loop: Loop) -> None:

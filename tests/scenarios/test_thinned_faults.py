@@ -49,6 +49,8 @@ def test_its_rank_is_named(tmp_path: Path, server: ServerProcess, fault: str, ki
             return bool(verdict) and (verdict["kind"], verdict["ranks"]) == (kind, [CULPRIT])
 
         run.until(named, 40)
+        page = run.get("/hang")
+        assert (page["state"], page["text"]) == (kind, run.get()["verdict"]["what"])
         was_thinned(tmp_path, START)
     finally:
         run.stop()

@@ -431,7 +431,7 @@ def test_after_victims_gave_up_the_finding_is_drawn_in_the_past(
         "Ranks 0, 2 and 3 waited for rank 1"
     ]
     assert places(answer, "dp")[0] == ("missing", "1", 8, 8)
-    assert answer["notes"][0].startswith("The last records of the ranks no longer show")
+    assert answer["notes"][0].startswith("The last records of the ranks no longer show all")
     assert answer["stacks"][0]["note"] == "", "taken while it hung, though it moved to its end"
 
 

@@ -1239,7 +1239,7 @@ export interface PinnedRow {
 
 /** Members of a group that are in the same place; sequences count its collectives from 1. */
 export interface PlaceRow {
-  standing: 'behind' | 'differs' | 'elsewhere' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
+  standing: 'behind' | 'differs' | 'elsewhere' | 'failed' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
   ranks: RankSet;
   began: number | null;
   ended: number | null;
@@ -1492,7 +1492,7 @@ export interface RankSet {
 export interface RankStack {
   rank: number;
   host: string;
-  standing: 'behind' | 'differs' | 'elsewhere' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
+  standing: 'behind' | 'differs' | 'elsewhere' | 'failed' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
   is_root: boolean;
   time_ms: number | null;
   reason: string;
@@ -2013,7 +2013,7 @@ export interface WaitGraphAnswer {
 export interface WaitNode {
   id: number;
   depth: number;
-  standing: 'behind' | 'differs' | 'elsewhere' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
+  standing: 'behind' | 'differs' | 'elsewhere' | 'failed' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
   is_root: boolean;
   is_transfer: boolean;
   ranks: RankSet;

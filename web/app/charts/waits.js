@@ -25,6 +25,7 @@ const STANDING = {
   waiting: ['waits', 'waited'],
   elsewhere: ['waits in another group', 'waited in another group'],
   moving: ['does not wait', 'did not wait'],
+  failed: ['failed', 'failed'],
   finished: ['finished', 'finished'],
 };
 
@@ -109,7 +110,6 @@ function WaitBox({ node, place, isOver, isChosen, choose }) {
       style,
       title: full,
       'aria-pressed': isChosen,
-      'aria-label': `${full} Show the stack of rank ${node.ranks.some[0]}`,
       onClick: () => choose(node),
     },
     t.span(
@@ -121,6 +121,7 @@ function WaitBox({ node, place, isOver, isChosen, choose }) {
     t.span(
       { class: 'waitwhere faint' },
       [node.ranks.count > FEW ? node.ranks.text : '', hostWords(node.ranks)].filter(Boolean).join(' · '),
+      t.span({ class: 'sr' }, `; show the stack of rank ${node.ranks.some[0]}`),
     ),
   );
 }

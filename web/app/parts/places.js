@@ -10,7 +10,7 @@ import { CappedNote, Card } from './bits.js';
 /** @typedef {import('../../types/api.js').GroupPlaces} GroupPlaces */
 /** @typedef {import('../../types/api.js').PlaceRow} PlaceRow */
 
-const STILL = new Set(['moving', 'finished', 'waiting', 'elsewhere']);
+const STILL = new Set(['moving', 'failed', 'finished', 'waiting', 'elsewhere']);
 
 /** Whether a member of a group is in the way of others, or not known to be well. @param {GroupPlaces} group */
 function isBusy(group) {

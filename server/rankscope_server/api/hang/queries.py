@@ -12,7 +12,7 @@ from rankscope_server.answers import capped
 from rankscope_server.api.findings.queries import findings as all_findings
 from rankscope_server.api.findings.schema import Findings, ShownFinding
 from rankscope_server.api.hang import icicle, stacks, words
-from rankscope_server.api.hang.folding import fold
+from rankscope_server.api.hang.equal_ranks import fold
 from rankscope_server.api.hang.places import places
 from rankscope_server.api.hang.ranges import rank_set
 from rankscope_server.api.hang.schema import (
@@ -23,7 +23,7 @@ from rankscope_server.api.hang.schema import (
     WaitGraphAnswer,
     WaitNode,
 )
-from rankscope_server.api.hang.standings import Standings, Told, Waits, waits_of
+from rankscope_server.api.hang.standings import Remembered, Standings, Waits, waits_of
 from rankscope_server.api.hang.stored import StoredWindow, window_of
 from rankscope_server.findings.finding import NOT_HERE
 from rankscope_server.text import plural
@@ -49,12 +49,18 @@ def hang(
     ours = _ours(known, number)
     is_still = bool(ours) and ours[0].state != "recovered"
     waits = waits_of(window)
-    standings = Standings(window, waits, _told(window, ours[0]) if is_still else None)
+    # Who gave up, or was ended, is in no operation any more: then the finding knows more.
+    is_short = is_still and len(waits.operations) < len(ours[0].victims)
+    is_remembered = is_short and (is_over or not waits.operations)
+    standings = Standings(window, waits, _remembered(window, ours[0]) if is_remembered else None)
     say = words.Say(window, is_over=is_over)
-    graph = fold(window, waits, standings, say)
-    if not graph.nodes and is_still and ours[0].victims:
-        graph = _of_finding(window, standings, say, ours[0])
-    roots = frozenset(waits.roots or (ours[0].ranks if is_still else ()))
+    graph = (
+        _of_finding(window, standings, say, ours[0])
+        if is_remembered
+        else fold(window, waits, standings, say)
+    )
+    named = ours[0].ranks if is_still else []
+    roots = frozenset(named if is_remembered else waits.roots or named)
     shown = [_shown(one) for one in ours]
     text, detail, state = _answer(known, ours, shown, window, waits, graph, is_over)
     found, num_groups, num_quiet = places(window, waits, standings, group)
@@ -148,7 +154,7 @@ def _explaining(known: Findings, finding: ShownFinding) -> ShownFinding:
     return finding
 
 
-def _told(window: StoredWindow, finding: ShownFinding) -> Told:
+def _remembered(window: StoredWindow, finding: ShownFinding) -> Remembered:
     """Return where ranks stood, as a finding says it."""
     waited = max((window.states[r].step for r in finding.victims if r in window.states), default=0)
     found: dict[int, Standing] = dict.fromkeys(finding.victims, "waiting")
@@ -156,7 +162,7 @@ def _told(window: StoredWindow, finding: ShownFinding) -> Told:
         state = window.states.get(rank)
         has_left = state is not None and waited and state.step > waited + 1
         found[rank] = "missing" if finding.kind == "hang" else "left" if has_left else "differs"
-    return Told(finding.group or "", found)
+    return Remembered(finding.group or "", found)
 
 
 def _of_finding(
@@ -207,8 +213,8 @@ def _notes(window: StoredWindow, waits: Waits, graph: WaitGraphAnswer, is_over: 
     notes = []
     if graph.is_of_finding:
         notes.append(
-            "The last records of the ranks no longer show who waited: what is drawn is what the "
-            "finding says"
+            "The last records of the ranks no longer show all who waited: what is drawn is what "
+            "the finding says"
         )
     if waits.unclear and graph.nodes:
         notes.append(words.unclear_text(waits))

@@ -11,7 +11,7 @@ from rankscope_server.answers import Capped, Schema
 # called something else.
 Standing: TypeAlias = Literal[
     "missing", "behind", "differs", "left", "gone", "silent", "unknown", "waiting", "elsewhere",
-    "moving", "finished",
+    "moving", "failed", "finished",
 ]  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def _unclear(window: Window, graph: WaitGraph, still: Sequence[int]) -> frozense
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Remembered:
     """What a finding says of ranks whose last records show it no more."""
 
     group: str
@@ -94,26 +94,26 @@ class Told:
 
 
 class Standings:
-    """Where a rank stands, in a group or among all; where records show no wait, as was `told`."""
+    """Where a rank stands, in a group or among all; `remembered`: as a finding says it."""
 
-    def __init__(self, window: Window, waits: Waits, told: Told | None = None) -> None:
+    def __init__(self, window: Window, waits: Waits, remembered: Remembered | None = None) -> None:
         self._window, self._waits = window, waits
-        self._told = told if told is not None and not waits.operations else None
+        self._remembered = remembered
         self._patience = Patience(window)
         steps = [window.states[rank].step for rank in waits.operations if rank in window.states]
         self._waiting_step = max(steps, default=0)
 
     def of(self, rank: int) -> Standing:
         """Return where a rank stands among all."""
-        if self._told is not None and rank in self._told.standings:
-            return self._told.standings[rank]
+        if self._remembered is not None and rank in self._remembered.standings:
+            return self._remembered.standings[rank]
         if rank in self._waits.operations:
             return "waiting"
         return self._of_lacking(rank, self._waits.lacking.get(rank))
 
     def in_group(self, rank: int, group: str) -> Standing:
         """Return where a rank stands as a member of a group."""
-        if self._told is not None and group == self._told.group:
+        if self._remembered is not None and group == self._remembered.group:
             return self.of(rank)
         own = self._waits.operations.get(rank)
         if own is not None and own.group == group:
@@ -141,10 +141,10 @@ class Standings:
         return "behind" if operation.lack == "behind" else "missing"
 
     def _quiet(self, rank: int) -> Standing:
-        """Return how a rank is that nobody waits for and that waits for nobody."""
+        """Return how a rank is that no rank waits for and that waits for no rank."""
         end = self._window.ended.get(rank)
         if end is not None:
-            return "finished" if end.reason == "clean" else "gone"
+            return "finished" if end.reason == "clean" else "failed"
         if rank not in self._window.states:
             return "unknown"
         if self._patience.is_silent(rank):

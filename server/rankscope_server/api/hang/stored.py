@@ -20,7 +20,7 @@ _decode_state = msgspec.json.Decoder(RankState).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWindow(Window):
-    """A window without records of steps: that ranks have ended one is told by their states."""
+    """A window without records of steps: their states say whether ranks have ended one."""
 
     stepped: frozenset[int] = frozenset()
     backends: dict[str, str]  # of groups

@@ -107,7 +107,7 @@ def waiting_text(graph: WaitGraphAnswer, *, is_over: bool) -> str:
 
 
 def no_wait_text(waits: Waits, num_clean: int, *, is_over: bool) -> tuple[str, str]:
-    """Return the answer where nobody waits, and why that is known.
+    """Return the answer where no rank waits, and why that is known.
 
     `num_clean`: all ranks ended cleanly, so many; else 0.
     """
