@@ -30,6 +30,8 @@ PAGES = {
     "collectives": f"runs/{SLOW}/collectives",
     "collectives-open": f"runs/{SLOW}/collectives?call=all_reduce@default_pg@8388608&steps=200-260",
     "collectives-nothing": f"runs/{SLOW}/collectives?steps=900-950",
+    "resources": f"runs/{SLOW}/resources?ranks=5",
+    "resources-fresh": f"runs/{FRESH}/resources?span=all",
     "hang-over": f"runs/{HEALTHY}/hang",
     "hang-crash": f"runs/{CRASH}/hang",
     "hang-fresh": f"runs/{FRESH}/hang?ranks=1",

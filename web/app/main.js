@@ -39,6 +39,7 @@ const PAGES = {
   },
   rank: { load: () => import('./pages/rank.js'), api: (run, id) => runPath(run, 'ranks', id) },
   collectives: { load: () => import('./pages/collectives.js'), api: (run) => runPath(run, 'collectives') },
+  resources: { load: () => import('./pages/resources.js'), api: (run) => runPath(run, 'resources') },
   hang: {
     load: () => import('./pages/hang.js'),
     api: (run) => withQuery(runPath(run, 'hang'), { attempt: query.value.attempt, ranks: query.value.ranks }),

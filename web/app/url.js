@@ -24,6 +24,7 @@ const PLACES = [
   [/^runs\/([^/]+)\/steps$/, 'step'],
   [/^runs\/([^/]+)\/steps\/(\d+)$/, 'step'],
   [/^runs\/([^/]+)\/collectives$/, 'collectives'],
+  [/^runs\/([^/]+)\/resources$/, 'resources'],
   [/^runs\/([^/]+)\/hang$/, 'hang'],
   [/^runs\/([^/]+)\/errors$/, 'errors'],
   [/^runs\/([^/]+)\/logs$/, 'logs'],

@@ -1226,6 +1226,17 @@ export interface PinAnswer {
   is_pinned: boolean;
 }
 
+/** One rank, GPU or node beside its peers: of each slice of time its worst value. */
+export interface PinnedLine {
+  label: string;
+  rank: number | null;
+  host: string;
+  why: 'asked for' | 'named by a finding' | 'worst';
+  stands_apart: boolean;
+  value: number | null;
+  values: (number | null)[];
+}
+
 /** A lane that is shown above the map at every zoom. */
 export interface PinnedRow {
   rank: number;
@@ -1571,6 +1582,39 @@ export interface Report {
   notes: string[];
   ranks_capped: Capped | null;
   lines_capped: Capped | null;
+}
+
+/** One quantity of all ranks, GPUs or nodes: least, median and largest of each slice of time. */
+export interface ResourceChart {
+  key: string;
+  title: string;
+  topic: 'memory' | 'training' | 'utilisation';
+  scope: 'gpu' | 'job' | 'node' | 'rank';
+  scope_text: string;
+  source_text: string;
+  unit: string;
+  worst: 'apart' | 'high' | 'low';
+  num: number;
+  expected: number | null;
+  low: (number | null)[];
+  median: (number | null)[];
+  high: (number | null)[];
+  usual: number | null;
+  pinned: PinnedLine[];
+  pinned_capped: Capped | null;
+}
+
+/** Resources and numbers of training; every chart has a value for each of `time_ms`. */
+export interface Resources {
+  text: string;
+  attempt: number;
+  is_over: boolean;
+  bin_ms: number;
+  time_ms: number[];
+  step: (number | null)[];
+  charts: ResourceChart[];
+  missing: string[];
+  left_out: LeftOut[];
 }
 
 /** What retention would remove now, what it does, and what was deleted. */

@@ -36,6 +36,7 @@ from rankscope_server.api.proxies import Proxies
 from rankscope_server.api.ranks import routes as ranks
 from rankscope_server.api.report import routes as report
 from rankscope_server.api.request_log import RequestLog
+from rankscope_server.api.resources import routes as resources
 from rankscope_server.api.runs import routes as runs
 from rankscope_server.api.security import Guard
 from rankscope_server.api.service import Service, open_service
@@ -53,7 +54,7 @@ ROUTERS = (
     ingest.router,
     preflight.router,
     *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
-    *(part.router for part in (machines, logs, communication, hang, compare)),
+    *(part.router for part in (machines, logs, communication, hang, resources, compare)),
     saved_searches.router,
     commands.router,
     preflight_results.router,

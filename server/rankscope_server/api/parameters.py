@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Query
 
 from rankscope.wire.schema import MAX_RANK
+from rankscope_server.problems import Problem
 
 MAX_STEP = 1 << 48
 MAX_COLUMNS = 4_096
@@ -33,3 +34,11 @@ def items(text: str) -> list[str]:
     """Return the items of a list that commas separate; NUL as it is stored, shown."""
     text = text.replace("\x00", "\N{SYMBOL FOR NULL}")
     return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def ranks_of(texts: list[str]) -> list[int]:
+    """Return the ranks of a list such as "17,3". Raises Problem 422."""
+    if not all(text.isdecimal() and text.isascii() and int(text) <= MAX_RANK for text in texts):
+        shown = ",".join(texts)[:40]
+        raise Problem(422, f"{shown!r} is no list of ranks", "ranks", "give them as in 17,3")
+    return [int(text) for text in texts]

@@ -21,8 +21,9 @@ function amount(unit, value) {
   return si(value, unit);
 }
 
-/** `over` is drawn above the line and its band, in the colour of what is slow; `mark` is a place on x.
- * @typedef {{title: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean, over?: (number | null)[], mark?: number | null, height?: number, note?: string}} SeriesProps */
+/** `over` is drawn above the line and its band, in the colour of what is slow; `lines` are drawn over it,
+ * each with a look of its own; `mark` is a place on x; charts with the same `cursor` share it.
+ * @typedef {{title: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean, over?: (number | null)[], mark?: number | null, height?: number, note?: import('../tags.js').Children, lines?: (number | null)[][], cursor?: import('@preact/signals').Signal<number | null>}} SeriesProps */
 
 /** @param {SeriesProps} props */
 export function Series(props) {
@@ -34,12 +35,14 @@ export function Series(props) {
     if (!element) return undefined;
     const plot = new uPlot(
       options(props, element),
-      /** @type {any} */ ([x, high, low, line ?? high, ...(over ? [over] : [])]),
+      /** @type {any} */ ([x, high, low, line ?? high, ...(over ? [over] : []), ...(props.lines ?? [])]),
       element,
     );
+    const unfollow = props.cursor?.subscribe((at) => follow(plot, at)) ?? (() => {});
     const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height }));
     observer.observe(element);
     return () => {
+      unfollow();
       observer.disconnect();
       plot.destroy();
     };
@@ -54,6 +57,22 @@ export function Series(props) {
     t.div({ ref: box, role: 'img', 'aria-label': known.length > 0 ? summary : `${title}: no data` }),
   );
 }
+
+/** Show where the shared cursor is. @param {uPlot} plot @param {number | null} at */
+function follow(plot, at) {
+  if ((plot.cursor.idx ?? null) === at) return;
+  const left = at === null ? -10 : plot.valToPos(plot.data[0][at], 'x');
+  plot.setCursor({ left, top: at === null ? -10 : 1 });
+}
+
+/** How the lines over a band look: none by its colour alone. @type {[string, number[]][]} */
+export const LOOKS = [
+  ['t-wait', []],
+  ['accent', [7, 3]],
+  ['fg2', [2, 3]],
+  ['t-comm', [7, 3, 2, 3]],
+  ['t-opt', [4, 4]],
+];
 
 /** A dashed line over the whole height. @param {uPlot} plot @param {number} at @param {string} colour */
 function drawMark(plot, at, colour) {
@@ -72,8 +91,8 @@ function drawMark(plot, at, colour) {
 }
 
 /** @param {SeriesProps} props @param {HTMLElement} element @returns {import('uplot').Options} */
-function options({ unit, time, line, over, mark, height = HEIGHT }, element) {
-  const colours = tokens(element);
+function options({ unit, time, line, over, mark, height = HEIGHT, lines = [], cursor }, element) {
+  const colours = tokens(element, ['fg2', 'fg3', 'line', 'accent', 'mark', 't-wait', 't-comm', 't-opt']);
   const axis = {
     stroke: colours.fg3,
     grid: { stroke: colours.line, width: 1 },
@@ -84,7 +103,7 @@ function options({ unit, time, line, over, mark, height = HEIGHT }, element) {
     width: element.clientWidth,
     height,
     legend: { show: false },
-    cursor: { drag: { x: false, y: false } },
+    cursor: { drag: { x: false, y: false }, ...(cursor ? { points: { show: false }, y: false } : {}) },
     scales: {
       x: { time: false },
       y: { range: (_, low, high) => [Math.min(0, low ?? 0), high ? high * 1.08 : 1] },
@@ -98,7 +117,8 @@ function options({ unit, time, line, over, mark, height = HEIGHT }, element) {
       },
       {
         ...axis,
-        size: 58,
+        // as wide as its longest number with its unit
+        size: (_, values) => Math.max(58, 14 + 6.4 * Math.max(0, ...(values ?? []).map((text) => text.length))),
         space: 28,
         ...(unit === 'bytes' ? { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) } : {}),
         values: (_, ticks) => ticks.map((value) => amount(unit, value)),
@@ -110,8 +130,23 @@ function options({ unit, time, line, over, mark, height = HEIGHT }, element) {
       { stroke: 'transparent', points: { show: false } },
       { stroke: line ? (over ? colours.fg3 : colours.accent) : 'transparent', width: 1.25, points: { show: false } },
       ...(over ? [{ stroke: colours['t-wait'], width: 1.75, points: { show: false } }] : []),
+      ...lines.map((_, i) => {
+        const [name, dash] = LOOKS[i % LOOKS.length];
+        return { stroke: colours[name], width: 1.75, dash, points: { show: false } };
+      }),
     ],
-    hooks: mark == null ? {} : { draw: [(plot) => drawMark(plot, mark, colours.mark)] },
+    hooks: {
+      ...(mark == null ? {} : { draw: [(/** @type {uPlot} */ plot) => drawMark(plot, mark, colours.mark)] }),
+      ...(cursor
+        ? {
+            setCursor: [
+              (/** @type {uPlot} */ plot) => {
+                cursor.value = plot.cursor.idx ?? null;
+              },
+            ],
+          }
+        : {}),
+    },
     bands: [{ series: [1, 2], fill: colours.line }],
   };
 }

@@ -269,6 +269,7 @@ const SHOWN = {
   step: ['steps', 'collectives'],
   rank: ['collectives', 'events'],
   collectives: ['collectives'],
+  resources: ['samples'],
   hang: ['events'],
   logs: ['logs'],
   errors: ['logs'],

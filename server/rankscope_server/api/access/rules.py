@@ -98,6 +98,7 @@ RULES: dict[str, Rule] = {
             "ranks/{rank}",
             "ranks/{rank}/steps",
             "report",
+            "resources",
             "samples",
             "steps/{step}",
             "steps/{step}/trace",

@@ -62,7 +62,7 @@ def samples(
     keys = SAMPLE_KEYS[kind]
     known = [name for name in SAMPLE_COLUMNS[kind] if name not in (*EVERY_SAMPLE, *keys)]
     wanted = [name for name in names if name in known] or known
-    reader = _Reader(connection, run_id, kind, hosts, (_to_ns(from_ms, 0), _to_ns(to_ms, 1 << 62)))
+    reader = Reader(connection, run_id, kind, hosts, (_to_ns(from_ms, 0), _to_ns(to_ms, 1 << 62)))
     parts = [(key, name, columns) for key, columns in reader.read(wanted) for name in wanted]
     shown = parts[:MAX_SERIES]
     what = f"older parts of the samples: one answer reads {MAX_CHUNKS:,}, ask for fewer hosts"
@@ -75,7 +75,7 @@ def samples(
     )
 
 
-class _Reader:
+class Reader:
     """Takes chunks apart into one set of columns for each thing that was sampled."""
 
     def __init__(
@@ -147,10 +147,10 @@ def _series(kind: str, key: Key, name: str, columns: dict[str, Array], width: in
     times = columns["time_ns"]
     values = columns[name].astype(np.float64)
     values = np.where(values < 0, np.nan, values)
-    missed = _missed(times, columns["interval_ns"])
+    gap_after = missed(times, columns["interval_ns"])
     unit, factor = _unit(name)
     if is_counter(name):
-        values = _rates(times, values, missed) * factor
+        values = rates(times, values, gap_after) * factor
     slices = min(max(width, 1), 4_096)
     places = np.arange(len(times))
     if len(times) > slices:
@@ -159,7 +159,7 @@ def _series(kind: str, key: Key, name: str, columns: dict[str, Array], width: in
     _, starts = np.unique(places, return_index=True)
     least, largest = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
     # A gap within one slice cannot be seen at this width.
-    gaps = np.flatnonzero(missed[starts[1:] - 1]) + 1 if len(starts) > 1 else np.array([], int)
+    gaps = np.flatnonzero(gap_after[starts[1:] - 1]) + 1 if len(starts) > 1 else np.array([], int)
     between = (times[starts[gaps] - 1] + times[starts[gaps]]) // 2
     numbers = dict(zip(SAMPLE_KEYS[kind], parts, strict=True))
     gpu = numbers.get("gpu")
@@ -171,19 +171,19 @@ def _series(kind: str, key: Key, name: str, columns: dict[str, Array], width: in
     )  # fmt: skip
 
 
-def _missed(times: Array, intervals: Array) -> Array:
+def missed(times: Array, intervals: Array) -> Array:
     """Return for each row whether rows are missing between it and the next."""
     expected = np.maximum(intervals[:-1], intervals[1:])
     return np.diff(times) > expected * _GAP_INTERVALS + _GAP_SECONDS * 1e9
 
 
-def _rates(times: Array, values: Array, missed: Array) -> Array:
+def rates(times: Array, values: Array, gap_after: Array) -> Array:
     """Return differences per second; unknown over a gap and where a counter began anew."""
     if len(values) < 2:
         return np.full(len(values), np.nan)
-    rates = np.diff(values) / (np.diff(times) / 1e9)
-    rates[(rates < 0) | missed] = np.nan
-    return np.concatenate(([np.nan], rates))
+    found = np.diff(values) / (np.diff(times) / 1e9)
+    found[(found < 0) | gap_after] = np.nan
+    return np.concatenate(([np.nan], found))
 
 
 def _unit(name: str) -> tuple[str, float]:

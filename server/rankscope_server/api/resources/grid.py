@@ -1,0 +1,120 @@
+"""Values of many ranks on one grid of time: least, last and largest of each slice. Pure.
+
+A value holds until the next one, but not for longer than 2.5 of the usual pauses between values:
+what comes later is missing, and shown as missing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_HOLD_PAUSES = 2.5
+_LEAST_PEERS = 4  # of fewer there is no usual one
+_APART_SCORES = 4.0  # robust standard deviations, as on the map
+_APART_SHARE = 0.08  # of the peers' median
+_NOISE_SHARE = 0.02  # of the median: peers that are all alike have some noise
+_SPIKE = 4.0  # one slice so many times further off counts as much as being off all the time
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Slices of time of one length."""
+
+    begin_ns: int
+    bin_ns: int
+    count: int
+
+    def of(self, times_ns: Array) -> Array:
+        """Return the slice of each time; -1 or `count` and more are outside."""
+        found: Array = (times_ns - self.begin_ns) // self.bin_ns
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """One row for each rank, GPU or node, one column for each slice; NaN where not known."""
+
+    low: Array
+    last: Array
+    high: Array
+
+
+def on_grid(grid: Grid, series: Sequence[tuple[Array, Array]]) -> Lines:
+    """Return the lines of (times, values), each in the order of time."""
+    shape = (len(series), grid.count)
+    low, last, high = (np.full(shape, np.nan) for _ in range(3))
+    for row, (times, values) in enumerate(series):
+        slices = grid.of(times)
+        inside = (slices >= 0) & (slices < grid.count) & ~np.isnan(values)
+        times, values, slices = times[inside], values[inside], slices[inside]
+        if not len(times):
+            continue
+        starts = np.flatnonzero(np.diff(slices, prepend=-1))
+        places = slices[starts]
+        low[row, places] = np.minimum.reduceat(values, starts)
+        high[row, places] = np.maximum.reduceat(values, starts)
+        last[row, places] = values[np.append(starts[1:], len(values)) - 1]
+        pause_ns = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+        _hold(row, places, max(int(_HOLD_PAUSES * pause_ns / grid.bin_ns), 0), (low, last, high))
+    return Lines(low, last, high)
+
+
+def _hold(row: int, places: Array, most: int, arrays: tuple[Array, Array, Array]) -> None:
+    """Fill slices without a value of one row by its last one, at most so many in a row."""
+    low, last, high = arrays
+    columns = np.arange(last.shape[1])
+    before = np.searchsorted(places, columns, side="right") - 1
+    source = places[np.maximum(before, 0)]
+    empty = (before >= 0) & np.isnan(last[row]) & (columns - source <= most)
+    held = last[row, source[empty]]
+    for values in (low, last, high):
+        values[row, empty] = held
+
+
+def quiet(function: Any, values: Array, axis: int) -> Array:
+    """Return a NaN-aware function of some values, NaN without a warning where none is known."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found: Array = function(values, axis=axis)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How far each line is from its peers on the bad side, and which stand apart."""
+
+    lines: Array  # the worst value of each slice
+    typical: Array  # of each line, the median of its last values
+    scores: Array  # robust standard deviations, most of the time or in one slice
+    apart: Array  # bool
+
+
+def judge(lines: Lines, worst: str) -> Judged:
+    """Compare lines with the median of all of them, slice by slice."""
+    median = quiet(np.nanmedian, lines.last, 0)
+    # of the last values: the worst of several is further off for every line
+    lasting = quiet(np.nanmedian, lines.last - median, 1)
+    if worst == "apart":
+        is_high = np.abs(lines.high - median) >= np.abs(lines.low - median)
+        values = np.where(is_high, lines.high, lines.low)
+        off, lasting = np.abs(values - median), np.abs(lasting)
+    else:
+        sign = 1.0 if worst == "high" else -1.0
+        values = lines.high if worst == "high" else lines.low
+        off, lasting = (values - median) * sign, lasting * sign
+    usual = float(quiet(np.nanmedian, np.abs(median), 0)) if median.size else np.nan
+    noise = 1.4826 * float(quiet(np.nanmedian, np.abs(lines.last - median).reshape(-1), 0))
+    scale = max(noise, _NOISE_SHARE * usual, 1e-12)
+    spike = quiet(np.nanmax, off, 1) if off.size else np.zeros(0)
+    scores = np.nan_to_num(np.maximum(lasting, spike / _SPIKE) / scale, nan=-1.0)
+    known = int((~np.isnan(lines.last)).any(axis=1).sum())
+    apart = (lasting >= _APART_SCORES * scale) & (lasting >= _APART_SHARE * usual)
+    return Judged(
+        values, quiet(np.nanmedian, lines.last, 1), scores, apart & (known >= _LEAST_PEERS)
+    )

@@ -1,0 +1,155 @@
+/** One quantity of all ranks: a band of peers, the worst as lines, what the shared cursor reads. */
+
+import { signal } from '@preact/signals';
+import { LOOKS, Series } from '../charts/series.js';
+import { bytes, count, percent, sentence, si, timeOfDay } from '../format.js';
+import { el, t } from '../tags.js';
+import { runPath, withQuery } from '../url.js';
+
+/** @typedef {import('../../types/api.js').Resources} Resources */
+/** @typedef {import('../../types/api.js').ResourceChart} Chart */
+/** @typedef {import('../../types/api.js').PinnedLine} PinnedLine */
+
+/** The slice of time that every chart of the page reads; null: the newest. @type {import('@preact/signals').Signal<number | null>} */
+export const cursor = signal(null);
+
+/** @param {string} unit @param {number | null | undefined} value */
+export function amount(unit, value) {
+  if (value == null) return 'no data';
+  if (unit === 'ratio') return percent(value);
+  if (unit === 'bytes') return bytes(value);
+  return si(value, unit);
+}
+
+/** The newest slice in which a chart has a value. @param {Chart} chart */
+function lastKnown(chart) {
+  for (let i = chart.median.length - 1; i >= 0; i -= 1) if (chart.median[i] !== null) return i;
+  return chart.median.length - 1;
+}
+
+/** What a chart says at a slice of time. Pure. @param {Chart} chart @param {number} at */
+export function readingWords(chart, at) {
+  const median = amount(chart.unit, chart.median[at]);
+  if (chart.num === 1 || chart.scope === 'job') return median;
+  if (chart.median[at] === null) return 'no data';
+  return `median ${median}, ${amount(chart.unit, chart.low[at])} to ${amount(chart.unit, chart.high[at])}`;
+}
+
+/** @param {{chart: Chart, data: Resources, run: string}} props */
+export function BandChart({ chart, data, run }) {
+  const isBand = chart.num > 1 && chart.scope !== 'job';
+  return t.div(
+    { class: 'bandchart' },
+    el(Series, {
+      title: chart.title,
+      note: el(Reading, { chart }),
+      x: data.time_ms,
+      low: isBand ? chart.low : chart.median,
+      high: isBand ? chart.high : chart.median,
+      line: chart.median,
+      lines: chart.pinned.map((line) => line.values),
+      unit: chart.unit,
+      time: true,
+      cursor,
+    }),
+    t.p(
+      { class: 'note', title: `Source: ${chart.source_text}` },
+      sentence(chart.scope_text),
+      chart.expected !== null && chart.num < chart.expected
+        ? t.span({ class: 'hatchmark', role: 'img', 'aria-label': 'not of all' })
+        : null,
+      ` ${sentence(chart.source_text)}`,
+    ),
+    chart.pinned.length > 0
+      ? t.ul(
+          { class: 'pinnedlines' },
+          chart.pinned.map((line, i) => t.li({ key: line.label }, el(Pin, { line, chart, run, look: i }))),
+        )
+      : null,
+  );
+}
+
+/** @param {{chart: Chart}} props */
+function Reading({ chart }) {
+  return t.span({ class: 'faint' }, readingWords(chart, cursor.value ?? lastKnown(chart)));
+}
+
+/** @param {{line: PinnedLine, chart: Chart, run: string, look: number}} props */
+function Pin({ line, chart, run, look }) {
+  const [colour, dash] = LOOKS[look % LOOKS.length];
+  const href =
+    line.rank !== null
+      ? runPath(run, 'ranks', String(line.rank))
+      : withQuery(runPath(run, 'machines'), { host: line.host });
+  const at = cursor.value ?? lastKnown(chart);
+  return [
+    t.svg(
+      { key: 's', width: 22, height: 8, 'aria-hidden': 'true' },
+      t.path({ d: 'M0 4H22', style: { stroke: `var(--${colour})`, strokeWidth: 2, strokeDasharray: dash.join(' ') } }),
+    ),
+    t.a({ key: 'a', href }, line.label.replace(/^rank/, 'Rank')),
+    t.span({ key: 'v', class: 'num' }, amount(chart.unit, line.values[at])),
+    t.span(
+      { key: 'w', class: 'faint' },
+      line.stands_apart ? 'stands apart' : line.why === 'worst' ? 'furthest' : line.why,
+    ),
+  ];
+}
+
+/** The charts in numbers. @param {{charts: Chart[]}} props */
+export function BandTable({ charts }) {
+  return t.div(
+    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Quantities in numbers' },
+    t.table(
+      { class: 'table' },
+      t.thead(
+        null,
+        t.tr(
+          null,
+          t.th(null, 'What'),
+          t.th(null, 'Whose'),
+          t.th({ class: 'num' }, 'Known of'),
+          t.th({ class: 'num' }, 'Least'),
+          t.th({ class: 'num' }, 'Median'),
+          t.th({ class: 'num' }, 'Largest'),
+          t.th(null, 'Furthest from the median'),
+        ),
+      ),
+      t.tbody(
+        null,
+        charts.map((chart) =>
+          t.tr(
+            { key: chart.key },
+            t.td({ class: 'wide' }, chart.title),
+            t.td({ class: 'wide' }, chart.scope_text),
+            t.td(
+              { class: 'num' },
+              chart.expected === null ? count(chart.num) : `${count(chart.num)} of ${count(chart.expected)}`,
+            ),
+            t.td({ class: 'num nowrap' }, extreme(chart, chart.low, Math.min)),
+            t.td({ class: 'num nowrap' }, amount(chart.unit, chart.usual)),
+            t.td({ class: 'num nowrap' }, extreme(chart, chart.high, Math.max)),
+            t.td(
+              { class: 'wide' },
+              chart.pinned.map((line) => `${line.label} ${amount(chart.unit, line.value)}`).join(', ') || '–',
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+/** @param {Chart} chart @param {(number | null)[]} values @param {(...values: number[]) => number} of */
+function extreme(chart, values, of) {
+  const known = /** @type {number[]} */ (values.filter((value) => value !== null));
+  return known.length > 0 ? amount(chart.unit, of(...known)) : '–';
+}
+
+/** Where the cursor is. @param {{data: Resources}} props */
+export function Where({ data }) {
+  const at = cursor.value ?? data.time_ms.length - 1;
+  const step = data.step[at];
+  const when = `${timeOfDay(data.time_ms[at])}${step === null || step === undefined ? '' : `, step ${count(step)}`}`;
+  return t.span({ class: 'pill' }, cursor.value === null ? `newest: ${when}` : when);
+}
