@@ -1,4 +1,4 @@
-"""The page of hangs on real runs: none waits, one hangs, and how it was once the run is over."""
+"""The pages of hangs and of resources on a real run: none waits, one hangs, and once it is over."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ TRAINING = (
 
 
 def test_a_hang_while_it_lasts_and_afterwards(watched: Watched) -> None:
-    fault = f"hang:rank={CULPRIT},start={START}"
-    watched.start_forked(RANKS, *TRAINING, "--fault", fault)
+    watched.start_forked(RANKS, *TRAINING, "--fault", f"hang:rank={CULPRIT},start={START}")
+    none_waits(watched)
+    resources_of_all_ranks(watched)
+    one_hangs(watched)
+    watched.stop()
+    watched.until(lambda: watched.get()["run"]["status"] == "failed")
+    it_was_so(watched)
 
+
+def none_waits(watched: Watched) -> None:
     def moves() -> dict[str, Any] | None:
         page = watched.get("/hang")
         return page if watched.step() >= 20 and page.get("state") else None
@@ -27,10 +34,24 @@ def test_a_hang_while_it_lasts_and_afterwards(watched: Watched) -> None:
     page = watched.until(moves)
     assert page["text"] == "No rank waits for another", page
     assert page["graph"]["nodes"] == []
-    assert [row["standing"] for group in page["groups"] for row in group["rows"]] == [
-        "moving"
-    ] * len(page["groups"][0]["rows"])
+    (group,) = page["groups"]
+    assert {row["standing"] for row in group["rows"]} == {"moving"}
+    assert sum(row["ranks"]["count"] for row in group["rows"]) == RANKS
 
+
+def resources_of_all_ranks(watched: Watched) -> None:
+    def sampled() -> dict[str, Any] | None:
+        found = {chart["key"]: chart for chart in watched.get("/resources")["charts"]}
+        known = [found[key]["num"] for key in ("rank_memory", "loss") if key in found]
+        return found if known == [RANKS, RANKS] else None
+
+    charts = watched.until(sampled)
+    assert charts["rank_memory"]["scope_text"] == f"of each rank: {RANKS} ranks"
+    assert 100 << 20 < charts["rank_memory"]["usual"] < 4 << 30
+    assert charts["node_processors"]["unit"] == "ratio"
+
+
+def one_hangs(watched: Watched) -> None:
     def hangs() -> dict[str, Any] | None:
         page = watched.get("/hang")
         has_both = page["state"] == "hang" and all(one["frames"] for one in page["stacks"])
@@ -51,14 +72,20 @@ def test_a_hang_while_it_lasts_and_afterwards(watched: Watched) -> None:
     assert (behind["rank"], victim["rank"]) == (CULPRIT, 0)
     assert "fire" in [frame["function"] for frame in behind["frames"]]
     assert "backward" in [frame["function"] for frame in victim["frames"]]
-    assert page["merged"]["nodes"][page["merged"]["parts_at"]]["num_roots"] == 1
-    assert "in fire (injector.py:" in page["merged"]["text"]
+    merged = page["merged"]
+    assert merged["nodes"][merged["parts_at"]]["num_roots"] == 1
+    assert "in fire (injector.py:" in merged["text"]
 
-    watched.stop()
-    watched.until(lambda: watched.get()["run"]["status"] == "failed")
-    page = watched.get("/hang")
-    assert page["is_over"]
-    assert (page["state"], page["text"]) == ("hang", finding["what"])
+
+def it_was_so(watched: Watched) -> None:
+    def agreed() -> dict[str, Any] | None:
+        page = watched.get("/hang")
+        (first, *_) = page["findings"]
+        return page if page["text"] == watched.get(f"/findings/{first['id']}")["what"] else None
+
+    page = watched.until(agreed)
+    assert (page["is_over"], page["state"]) == (True, "hang")
+    assert "it has not entered all_reduce #" in page["text"]
     root, waiting = page["graph"]["nodes"]
     assert (root["ranks"]["text"], waiting["ranks"]["text"]) == ("1", "0, 2")
     assert [edge["text"] for edge in page["graph"]["edges"]] == ["Ranks 0 and 2 waited for rank 1"]

@@ -15,7 +15,7 @@ import pytest
 
 from rankscope.wire import schema
 from rankscope_server.api.app import create_app
-from rankscope_server.api.resources.grid import Grid, judge, on_grid
+from rankscope_server.api.resources.grid import Grid, deviations_of, on_grid
 from rankscope_server.settings import Settings
 from tests.server.conftest import DATABASES, Sender, TestClient, new_data, url_of
 from tests.server.seed import Plan, chunk, sample_columns
@@ -72,24 +72,24 @@ def test_a_line_that_is_off_all_the_time_stands_apart_and_noise_does_not(
 ) -> None:
     rng = np.random.default_rng(3)
     values = rng.normal(100, 5, (1_024, 60))
-    quiet = judge(lines_of(values), worst)
+    quiet = deviations_of(lines_of(values), worst)
     assert not quiet.apart.any()
     values[17] *= factor
-    judged = judge(lines_of(values), worst)
-    assert np.flatnonzero(judged.apart).tolist() == [17]
-    assert int(np.argmax(judged.scores)) == 17
+    deviations = deviations_of(lines_of(values), worst)
+    assert np.flatnonzero(deviations.apart).tolist() == [17]
+    assert int(np.argmax(deviations.scores)) == 17
     good = {"high": "low", "low": "high", "apart": "apart"}[worst]
-    other = judge(lines_of(values), good)
+    other = deviations_of(lines_of(values), good)
     assert other.apart[17] == (worst == "apart"), "on the good side it is nothing"
 
 
 def test_one_slice_far_off_is_worth_a_line_and_three_are_nobody_s_peers() -> None:
     values = np.random.default_rng(4).normal(100, 5, (64, 60))
     values[9, 30] = 900
-    judged = judge(lines_of(values), "high")
-    assert int(np.argmax(judged.scores)) == 9
-    assert not judged.apart[9]
-    few = judge(lines_of(np.array([[1.0, 1.0], [1.0, 1.0], [9.0, 9.0]])), "high")
+    deviations = deviations_of(lines_of(values), "high")
+    assert int(np.argmax(deviations.scores)) == 9
+    assert not deviations.apart[9]
+    few = deviations_of(lines_of(np.array([[1.0, 1.0], [1.0, 1.0], [9.0, 9.0]])), "high")
     assert not few.apart.any()
 
 

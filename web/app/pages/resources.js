@@ -15,7 +15,7 @@ import { runPath, withQuery } from '../url.js';
 
 /** @typedef {import('../../types/api.js').Resources} Resources */
 
-const POLL_MS = 15_000;
+const POLL_MS = 30_000; // an answer reads samples and numbers of all ranks
 const WIDTH = 300;
 const USUAL = 'quarter';
 const TOPICS = /** @type {const} */ ([

@@ -47,34 +47,51 @@ class Lines:
 
 def on_grid(grid: Grid, series: Sequence[tuple[Array, Array]]) -> Lines:
     """Return the lines of (times, values), each in the order of time."""
-    shape = (len(series), grid.count)
-    low, last, high = (np.full(shape, np.nan) for _ in range(3))
-    for row, (times, values) in enumerate(series):
-        slices = grid.of(times)
-        inside = (slices >= 0) & (slices < grid.count) & ~np.isnan(values)
-        times, values, slices = times[inside], values[inside], slices[inside]
-        if not len(times):
-            continue
-        starts = np.flatnonzero(np.diff(slices, prepend=-1))
-        places = slices[starts]
-        low[row, places] = np.minimum.reduceat(values, starts)
-        high[row, places] = np.maximum.reduceat(values, starts)
-        last[row, places] = values[np.append(starts[1:], len(values)) - 1]
-        pause_ns = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
-        _hold(row, places, max(int(_HOLD_PAUSES * pause_ns / grid.bin_ns), 0), (low, last, high))
+    low, last, high = (np.full((len(series), grid.count), np.nan) for _ in range(3))
+    lengths = [len(times) for times, _ in series]
+    rows = np.repeat(np.arange(len(series)), lengths)
+    times = np.concatenate([np.zeros(0, np.int64), *(times for times, _ in series)])
+    values = np.concatenate([np.zeros(0), *(values for _, values in series)])
+    slices = grid.of(times)
+    inside = (slices >= 0) & (slices < grid.count) & ~np.isnan(values)
+    rows, times, values, slices = rows[inside], times[inside], values[inside], slices[inside]
+    if len(rows):
+        cells = rows * grid.count + slices
+        starts = np.flatnonzero(np.diff(cells, prepend=-1))
+        places = rows[starts], slices[starts]
+        low[places] = np.minimum.reduceat(values, starts)
+        high[places] = np.maximum.reduceat(values, starts)
+        last[places] = values[np.append(starts[1:], len(values)) - 1]
+        most = _HOLD_PAUSES * _pauses_ns(rows, times, len(series)) / grid.bin_ns
+        _hold(most.astype(np.int64), low, last, high)
     return Lines(low, last, high)
 
 
-def _hold(row: int, places: Array, most: int, arrays: tuple[Array, Array, Array]) -> None:
-    """Fill slices without a value of one row by its last one, at most so many in a row."""
-    low, last, high = arrays
+def _pauses_ns(rows: Array, times: Array, count: int) -> Array:
+    """Return for each row the median time between two of its values; 0 where it has only one."""
+    is_same = rows[1:] == rows[:-1]
+    owner, pause = rows[1:][is_same], np.diff(times)[is_same]
+    order = np.lexsort((pause, owner))
+    owner, pause = owner[order], pause[order]
+    begin = np.searchsorted(owner, np.arange(count))
+    number = np.searchsorted(owner, np.arange(count), side="right") - begin
+    found = np.zeros(count)
+    known = np.flatnonzero(number)
+    lower, upper = (begin + (number - 1) // 2)[known], (begin + number // 2)[known]
+    found[known] = (pause[lower] + pause[upper]) / 2
+    return found
+
+
+def _hold(most: Array, low: Array, last: Array, high: Array) -> None:
+    """Fill slices without a value by the last one of the row, at most so many in a row."""
     columns = np.arange(last.shape[1])
-    before = np.searchsorted(places, columns, side="right") - 1
-    source = places[np.maximum(before, 0)]
-    empty = (before >= 0) & np.isnan(last[row]) & (columns - source <= most)
-    held = last[row, source[empty]]
+    is_known = ~np.isnan(last)
+    source = np.maximum.accumulate(np.where(is_known, columns, -1), axis=1)
+    is_held = ~is_known & (source >= 0) & (columns - source <= most[:, None])
+    rows, places = np.nonzero(is_held)
+    held = last[rows, source[rows, places]]
     for values in (low, last, high):
-        values[row, empty] = held
+        values[rows, places] = held
 
 
 def quiet(function: Any, values: Array, axis: int) -> Array:
@@ -86,7 +103,7 @@ def quiet(function: Any, values: Array, axis: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Deviations:
     """How far each line is from its peers on the bad side, and which stand apart."""
 
     lines: Array  # the worst value of each slice
@@ -95,7 +112,7 @@ class Judged:
     apart: Array  # bool
 
 
-def judge(lines: Lines, worst: str) -> Judged:
+def deviations_of(lines: Lines, worst: str) -> Deviations:
     """Compare lines with the median of all of them, slice by slice."""
     median = quiet(np.nanmedian, lines.last, 0)
     # of the last values: the worst of several is further off for every line
@@ -115,6 +132,6 @@ def judge(lines: Lines, worst: str) -> Judged:
     scores = np.nan_to_num(np.maximum(lasting, spike / _SPIKE) / scale, nan=-1.0)
     known = int((~np.isnan(lines.last)).any(axis=1).sum())
     apart = (lasting >= _APART_SCORES * scale) & (lasting >= _APART_SHARE * usual)
-    return Judged(
+    return Deviations(
         values, quiet(np.nanmedian, lines.last, 1), scores, apart & (known >= _LEAST_PEERS)
     )

@@ -12,7 +12,15 @@ import sqlalchemy as sa
 from rankscope.wire.metric_names import METRICS
 from rankscope_server.answers import capped, json_object
 from rankscope_server.api.resources import words
-from rankscope_server.api.resources.grid import Array, Grid, Judged, Lines, judge, on_grid, quiet
+from rankscope_server.api.resources.grid import (
+    Array,
+    Deviations,
+    Grid,
+    Lines,
+    deviations_of,
+    on_grid,
+    quiet,
+)
 from rankscope_server.api.resources.quantities import QUANTITIES, Quantity
 from rankscope_server.api.resources.reading import (
     Read,
@@ -188,7 +196,7 @@ def _pinned(
     """Return the lines asked for, those that findings name, and the worst; how many stand apart."""
     if len(things) < 2:
         return [], 0
-    judged = judge(lines, quantity.worst)
+    deviations = deviations_of(lines, quantity.worst)
     places = {thing: place for place, thing in enumerate(things)}
     chosen: dict[int, str] = {}
     for ranks, why in ((job.asked, "asked for"), (job.named, "named by a finding")):
@@ -196,22 +204,28 @@ def _pinned(
             own = Thing(job.host_of.get(rank, ""), rank if quantity.scope == "rank" else -1)
             if quantity.scope in ("rank", "node") and own in places:
                 chosen.setdefault(places[own], why)
-    order = np.lexsort((-judged.scores, ~judged.apart))  # those that are off all the time first
-    for place in [int(one) for one in order if judged.scores[one] >= LEAST_SCORE][:MAX_WORST]:
+    order = np.lexsort(
+        (-deviations.scores, ~deviations.apart)
+    )  # those that are off all the time first
+    for place in [int(one) for one in order if deviations.scores[one] >= LEAST_SCORE][:MAX_WORST]:
         chosen.setdefault(place, "worst")
-    found = [_line(quantity, things[place], place, judged, why) for place, why in chosen.items()]
-    return found, int(judged.apart.sum())
+    found = [
+        _line(quantity, things[place], place, deviations, why) for place, why in chosen.items()
+    ]
+    return found, int(deviations.apart.sum())
 
 
-def _line(quantity: Quantity, thing: Thing, place: int, judged: Judged, why: Any) -> PinnedLine:
-    values = judged.lines[place]
-    typical = float(judged.typical[place])
+def _line(
+    quantity: Quantity, thing: Thing, place: int, deviations: Deviations, why: Any
+) -> PinnedLine:
+    values = deviations.lines[place]
+    typical = float(deviations.typical[place])
     return PinnedLine(
         label=words.label(quantity.scope, thing),
         rank=thing.number if quantity.scope == "rank" and thing.number >= 0 else None,
         host=thing.host,
         why=why,
-        stands_apart=bool(judged.apart[place]),
+        stands_apart=bool(deviations.apart[place]),
         value=None if np.isnan(typical) else typical,
         values=_known(values),
     )

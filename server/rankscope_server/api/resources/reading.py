@@ -18,6 +18,7 @@ from rankscope_server.store import tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_NUMBERS = 200_000  # of one quantity in one answer
+MAX_RANKS_NAMED = 16_384  # in one query: databases take some 32,000 values
 _RATE_FACTORS = {"_us_total": 1e-6}
 
 
@@ -133,10 +134,11 @@ def _numbers(
         most_text = f"one answer reads {MAX_NUMBERS:,} numbers"
         what = f"steps of {title!r} before {steps[-most]:,}: {most_text}"
         into.left_out.append(LeftOut(what=what, count=None))
-    ranks = [-1, *sorted(host_of)]  # an index is by name, rank and step
+    if len(host_of) <= MAX_RANKS_NAMED:  # the index is by name, rank and step
+        where.append(table.rank.in_([-1, *sorted(host_of)]))
     rows = connection.execute(
         sa.select(table.rank, table.time_ns, table.step, table.value)
-        .where(*where, table.rank.in_(ranks))
+        .where(*where)
         .order_by(table.rank, table.time_ns)
     ).all()
     if not rows:
