@@ -243,6 +243,21 @@ def test_an_operation_that_all_have_entered_is_no_rank_to_blame(client: TestClie
     assert answer["suggested"] == [0]
 
 
+def test_a_rank_that_is_still_in_what_others_ended_says_so(client: TestClient) -> None:
+    job = Job(client, "held", 3, {"tp": [0, 1], "dp": [0, 2]})
+    job.send([
+        job.state(0, 40, job.entered("tp", 41, 40), job.ended("dp", 10, 50)),
+        job.state(1, 0.5, job.ended("tp", 41, 40)),
+        job.state(2, 39, job.entered("dp", 11, 39)),
+    ])  # fmt: skip
+    answer = ask(client, "held")
+    assert waits(answer) == [(1, "0", "missing", []), (1, "2", "waiting", ["0"])]
+    assert answer["graph"]["nodes"][0]["text"] == (
+        "still in all_reduce #41 over tp: ranks 0, 1, which others have ended; ranks in "
+        "all_reduce #11 over dp: ranks 0, 2 wait"
+    )
+
+
 @pytest.mark.parametrize(
     ("end", "standing"),
     [

@@ -5,7 +5,7 @@
 /** @typedef {{id: number, x: number, y: number, width: number, height: number}} Box */
 /** @typedef {{key: string, path: string, head: string, source: number, target: number}} Arrow */
 
-export const BOX_HEIGHT = 88;
+export const BOX_HEIGHT = 102;
 const GAP_Y = 14;
 const GAP_X = 64; // room for an arrow
 const LEAST = 190;

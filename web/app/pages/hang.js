@@ -30,13 +30,15 @@ const KICKERS = {
 /** @param {import('../main.js').PageProps & {ended: boolean}} props */
 export function Page({ run, ended }) {
   const { attempt, ranks, group } = query.value;
+  const [isOver, setOver] = useState(ended);
   const path = runPath(run, 'hang');
   const answer = /** @type {import('../api.js').Answer<HangAnswer>} */ (
-    useApi(withQuery(path, { attempt, ranks, group }), { everyMs: ended ? 0 : POLL_MS })
+    useApi(withQuery(path, { attempt, ranks, group }), { everyMs: ended || isOver ? 0 : POLL_MS })
   );
   const [table, setTable] = useState(false);
   useKeys([{ keys: 't', text: 'The pictures as tables, and back', run: () => setTable((old) => !old) }], []);
   const data = answer.data;
+  useEffect(() => setOver(data?.is_over ?? false), [data?.is_over]); // also a recording, which never ends
   useEffect(() => setTitle(data?.text ?? 'Hangs', run), [data?.text]);
   if (!data)
     return answer.error

@@ -148,6 +148,7 @@ def _node(
     is_transfer = members == [_TRANSFER]
     inside = [waits.operations[rank] for rank in members if rank in waits.operations]
     lacked = [waits.lacking[rank] for rank in members if rank in waits.lacking]
+    held = [waits.held[rank] for rank in members if rank in waits.held]
     if is_transfer:
         inside = [waits.operations[rank] for rank in sorted(waits.stuck)]
     standing = "waiting" if is_transfer else standings.of(members[0])
@@ -161,7 +162,7 @@ def _node(
         ranks=rank_set(window, [] if is_transfer else members),
         text=say.transfer(inside)
         if is_transfer
-        else say.node(standing, len(members), inside, lacked),
+        else say.node(standing, len(members), inside, lacked, held),
         operation=(inside or lacked)[0].name if inside or lacked else "",
         num_groups=len({operation.group for operation in inside}),
         waited_seconds=max(own, default=None),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import capped
 from rankscope_server.api.findings.queries import findings as all_findings
 from rankscope_server.api.findings.schema import Findings, ShownFinding
@@ -44,7 +45,7 @@ def hang(
     """Return who waits for whom in an attempt, by default the newest; stacks of `ranks`."""
     number = run.attempt if attempt is None else attempt
     window = window_of(connection, run, number, time.time_ns())
-    is_over = number < run.attempt or run.status in _OVER
+    is_over = number < run.attempt or run.status in _OVER or run.launcher == IMPORTED
     known = all_findings(connection, run)
     ours = _ours(known, number)
     is_still = bool(ours) and ours[0].state != "recovered"
@@ -88,7 +89,7 @@ def hang(
         stacks=stacks.side_by_side(window, standings, roots, dumps, frames, beside, since_ms),
         merged=stacks.merged(window, roots, dumps, frames, len(taken)),
         suggested=suggested,
-        notes=_notes(window, waits, graph, is_over),
+        notes=_notes(window, waits, graph, has_ends=is_over and run.launcher != IMPORTED),
     )
 
 
@@ -209,7 +210,9 @@ def _suggested(
     return pair or sorted(taken)[:2]
 
 
-def _notes(window: StoredWindow, waits: Waits, graph: WaitGraphAnswer, is_over: bool) -> list[str]:
+def _notes(
+    window: StoredWindow, waits: Waits, graph: WaitGraphAnswer, *, has_ends: bool
+) -> list[str]:
     notes = []
     if graph.is_of_finding:
         notes.append(
@@ -221,7 +224,7 @@ def _notes(window: StoredWindow, waits: Waits, graph: WaitGraphAnswer, is_over: 
     lacking = window.world_size - len({*window.states, *window.ended})
     if lacking > 0:
         notes.append(f"{plural(lacking, 'rank')} never said where they are")
-    if is_over and window.num_ended < len(window.ranks):
+    if has_ends and window.num_ended < len(window.ranks):
         count = len(window.ranks) - window.num_ended
         notes.append(f"The end of {plural(count, 'rank')} was not seen")
     return notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Waits:
     stuck: frozenset[int]  # in an operation that all have entered and that does not end
     lacking: Mapping[int, OpenOperation]  # one that lacks this rank
     lacks: Mapping[tuple[int, str], OpenOperation]  # the same by group
+    held: Mapping[int, OpenOperation]  # what a rank is still in though others have ended it
     unclear: frozenset[int]
     idle_seconds: Mapping[int, float]  # of every rank that is known to have moved
 
@@ -44,11 +46,7 @@ def waits_of(window: Window) -> Waits:
     }  # fmt: skip
     lacking: dict[int, OpenOperation] = {}
     lacks: dict[tuple[int, str], OpenOperation] = {}
-    seen = set[int]()
-    for operation in graph.waits.values():
-        if id(operation) in seen:
-            continue
-        seen.add(id(operation))
+    for operation in _by_weight(graph):
         for rank in operation.lacks:
             lacking.setdefault(rank, operation)
             lacks.setdefault((rank, operation.group), operation)
@@ -63,12 +61,25 @@ def waits_of(window: Window) -> Waits:
         stuck=stuck,
         lacking=lacking,
         lacks=lacks,
+        held={
+            rank: operation for rank, operation in graph.waits.items()
+            if rank not in operations and operation.is_done_elsewhere
+        },
         unclear=_unclear(window, graph, still),
         idle_seconds={
             rank: max(patience.idle_seconds(rank), 0.0)
             for rank in window.states if patience.has_moved(rank)
         },
     )  # fmt: skip
+
+
+def _by_weight(graph: WaitGraph) -> list[OpenOperation]:
+    """Return each operation once: collectives first, which say more than exchanges, by waiters."""
+    waiters = Counter(id(operation) for operation in graph.waits.values())
+    distinct = {id(operation): operation for operation in graph.waits.values()}
+    return sorted(
+        distinct.values(), key=lambda one: (not one.sequence, -waiters[id(one)], one.sequence)
+    )
 
 
 def _is_still(window: Window, patience: Patience, rank: int) -> bool:
@@ -138,7 +149,9 @@ class Standings:
             return "silent"
         if state.step >= self._waiting_step + _STEPS_AHEAD:
             return "left"
-        return "behind" if operation.lack == "behind" else "missing"
+        entered = next((g.issued for g in state.groups if g.group == operation.group), 0)
+        is_in = 0 < operation.sequence <= entered
+        return "behind" if is_in or operation.lack == "behind" else "missing"
 
     def _quiet(self, rank: int) -> Standing:
         """Return how a rank is that no rank waits for and that waits for no rank."""

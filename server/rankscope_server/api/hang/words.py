@@ -25,13 +25,17 @@ class Say:
         count: int,
         inside: Sequence[OpenOperation],
         lacked: Sequence[OpenOperation],
+        held: Sequence[OpenOperation],
     ) -> str:
-        """Return what ranks of one node are in, or what they did not do."""
+        """Return what ranks of one node are in, or what they did not do; `held` others ended."""
         if inside:
             return f"in {self._some(inside)}"
         what = self._some(lacked) if lacked else "what others are in"
         have = "had" if self._is_over else "has" if count == 1 else "have"
         waits = "waited" if self._is_over else "waits"
+        if standing in ("missing", "behind") and held:
+            ended, wait = ("had ended", "waited") if self._is_over else ("have ended", "wait")
+            return f"still in {self._some(held)}, which others {ended}; ranks in {what} {wait}"
         if lacked and not lacked[0].sequence and standing == "missing":
             done = "sent nothing to" if lacked[0].lack == "sends nothing" else "taken nothing from"
             return f"{have} {done} a rank that {waits}"

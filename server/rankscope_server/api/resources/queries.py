@@ -10,6 +10,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire.metric_names import METRICS
+from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import capped, json_object
 from rankscope_server.api.resources import words
 from rankscope_server.api.resources.grid import (
@@ -83,7 +84,7 @@ def resources(
     return Resources(
         text=words.first_sentence(charts, apart),
         attempt=run.attempt,
-        is_over=run.status in _OVER,
+        is_over=run.status in _OVER or run.launcher == IMPORTED,
         bin_ms=grid.bin_ns / 1e6,
         time_ms=[(grid.begin_ns + place * grid.bin_ns) / 1e6 for place in range(grid.count)],
         step=_steps(grid, read.steps),
