@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Callable
@@ -155,6 +156,26 @@ def test_a_run_without_a_hang_says_so(site: Site, open_page: Callable[..., Watch
     assert live.sentence() == site.ask(f"runs/{FRESH}/hang")["text"]
     over.check()
     live.check()
+
+
+def test_many_ranks_far_apart_widen_nothing(
+    site: Site, hung: str, open_page: Callable[..., Watched]
+) -> None:
+    answer = site.ask(f"runs/{hung}/hang")
+    ranks = answer["graph"]["nodes"][1]["ranks"] | {
+        "count": 1_023, "num_hosts": 1_023,
+        "text": ", ".join(str(rank) for rank in range(1, 190, 8)) + " and 999 more",
+    }  # fmt: skip
+    answer["graph"]["nodes"][1]["ranks"] = answer["groups"][0]["rows"][1]["ranks"] = ranks
+    watched = open_page()
+    path = re.compile(rf"/api/v1/runs/{hung}/hang$")
+    watched.page.route(path, lambda route: route.fulfill(json=answer))
+    for width in (420, 1024, 1440):
+        watched.page.set_viewport_size({"width": width, "height": 900})
+        watched.go(f"runs/{hung}/hang")
+        assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert "1,023 ranks" in watched.page.locator(".waitbox").nth(1).inner_text()
+    watched.check()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

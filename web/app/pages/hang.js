@@ -3,7 +3,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { nodeWords, rankSetWords, standingWords, WaitsChart } from '../charts/waits.js';
-import { dateTime, duration, plural, sentence, timeOfDay } from '../format.js';
+import { count, dateTime, duration, plural, sentence, timeOfDay } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle } from '../page.js';
 import { CappedNote, Card, Icon, Problem, Skeleton } from '../parts/bits.js';
@@ -187,8 +187,8 @@ function WaitsTable({ data }) {
           t.tr(
             { key: node.id, title: nodeWords(node, isOver) },
             t.td({ class: 'wide' }, node.is_transfer ? 'none' : node.ranks.text),
-            t.td({ class: 'num' }, node.is_transfer ? '–' : node.ranks.count),
-            t.td({ class: 'num' }, node.ranks.num_hosts || '–'),
+            t.td({ class: 'num' }, node.is_transfer ? '–' : count(node.ranks.count)),
+            t.td({ class: 'num' }, node.ranks.num_hosts ? count(node.ranks.num_hosts) : '–'),
             t.td({ class: 'nowrap' }, node.is_transfer ? 'does not end' : standingWords(node.standing, isOver)),
             t.td({ class: 'wide' }, node.text),
             t.td({ class: 'wide' }, targetWords(data, node)),

@@ -117,7 +117,7 @@ function Place({ row, run, isOver, most }) {
         : row.ranks.text,
     ),
     t.td({ class: 'num' }, count(row.ranks.count)),
-    t.td({ class: 'num' }, row.ranks.num_hosts || '–'),
+    t.td({ class: 'num' }, row.ranks.num_hosts ? count(row.ranks.num_hosts) : '–'),
     t.td({ class: 'num' }, lags ? t.b({ class: 'changed' }, count(row.began)) : count(row.began)),
     t.td(
       { class: 'num', title: row.ended === null && row.began !== null ? 'This backend does not report ends' : '' },
