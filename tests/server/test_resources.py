@@ -23,7 +23,7 @@ from tests.server.seed import Plan, chunk, sample_columns
 S = 10**9
 NOW = 1_790_000_000 * S
 RANKS, PER_NODE, SECONDS = 16, 8, 60
-HUNGRY, IDLE_GPU, SILENT, SPIKE = 5, 2, 11, 9  # IDLE_GPU on the second node
+HUNGRY, IDLE_GPU, SILENT, SPIKE, ENDED = 5, 2, 11, 9, 3  # IDLE_GPU on the second node
 GIB = 1 << 30
 
 
@@ -139,6 +139,7 @@ def send_job(client: TestClient, run: str) -> None:
         seconds = (times - NOW) // S
         memory = np.where(rank == HUNGRY, 6, 4) * GIB + rank * (1 << 20)
         memory = np.where((rank == SPIKE) & (seconds == 30), 30 * GIB, memory)
+        memory = np.where((rank == ENDED) & (seconds > 50), 0, memory)
         process: dict[str, Any] = {
             "rank": rank, "pid": 100 + rank, "rss_bytes": memory,
             "user_us_total": seconds * 900_000, "system_us_total": seconds * 100_000,
@@ -221,6 +222,9 @@ def test_what_is_planted_is_named_with_its_numbers(client: TestClient) -> None:
     assert (spike["rank"], spike["stands_apart"]) == (SPIKE, False)
     assert memory["high"][30] == pytest.approx(30 * GIB, rel=1e-5), "one sample of one rank shows"
     assert memory["high"][29] == pytest.approx(6 * GIB, rel=0.01)
+    assert min(v for v in memory["low"] if v is not None) > 3 * GIB, (
+        "an ended process has no memory"
+    )
     gpu = found["gpu_utilization"]["pinned"][0]
     assert (gpu["label"], gpu["stands_apart"], gpu["rank"]) == ("GPU 2 on node-b", True, None)
     assert found["gpu_utilization"]["low"][10] == 0.4

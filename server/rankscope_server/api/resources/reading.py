@@ -79,6 +79,8 @@ def _values(quantity: Quantity, part: Mapping[str, Array]) -> Array:
             factor = next((f for end, f in _RATE_FACTORS.items() if name.endswith(end)), 1.0)
             values = rates(times, values, missed(times, part["interval_ns"])) * factor
         total += values
+    if quantity.scope == "rank" and quantity.unit == "bytes":
+        total[total == 0] = np.nan  # a process that has ended and was not reaped yet
     return total
 
 
