@@ -144,6 +144,18 @@ def test_stacks_are_asked_for(site: Site, hung: str, open_page: Callable[..., Wa
     watched.check()
 
 
+def test_who_may_only_read_is_offered_no_button(
+    site: Site, hung: str, open_page: Callable[..., Watched]
+) -> None:
+    session = site.ask("session") | {"roles": ["read"]}
+    watched = open_page()
+    watched.page.route(re.compile("/api/v1/session$"), lambda route: route.fulfill(json=session))
+    watched.go(f"runs/{hung}/hang")
+    watched.page.get_by_text("New stacks are taken by those whose token may operate").wait_for()
+    assert watched.page.get_by_role("button", name="Take their stacks now").count() == 0
+    watched.check()
+
+
 def test_a_run_without_a_hang_says_so(site: Site, open_page: Callable[..., Watched]) -> None:
     over = open_page(f"runs/{HEALTHY}/hang")
     assert over.sentence() == "No rank waited for another when the attempt ended"

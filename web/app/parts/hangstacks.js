@@ -1,7 +1,7 @@
 /** Stacks of a hang: some ranks side by side, and those of all ranks merged. */
 
 import { useEffect, useState } from 'preact/hooks';
-import { ask, Failure } from '../api.js';
+import { ask, Failure, useApi } from '../api.js';
 import { frameWords, IcicleChart, lookOf, placeWords } from '../charts/icicle.js';
 import { foldedDepths } from '../charts/icicle-maths.js';
 import { standingWords } from '../charts/waits.js';
@@ -15,6 +15,7 @@ import { readRanks } from './ranklist.js';
 
 /** @typedef {import('../../types/api.js').HangAnswer} HangAnswer */
 /** @typedef {import('../../types/api.js').RankStack} RankStack */
+/** @typedef {import('../../types/api.js').Session} Session */
 
 const MOST = 6; // stacks side by side
 
@@ -54,6 +55,8 @@ export function Beside({ data, run, asked }) {
 /** Which ranks, and a button that asks them for new stacks. @param {{data: HangAnswer, run: string, asked: () => void}} props */
 function Choose({ data, run, asked }) {
   const shown = data.stacks.map((one) => one.rank).join(',');
+  const session = /** @type {import('../api.js').Answer<Session>} */ (useApi(data.is_over ? null : 'session'));
+  const may = session.data?.roles.includes('operate');
   const [text, setText] = useState(shown);
   const [problem, setProblem] = useState('');
   const [busy, setBusy] = useState(false);
@@ -111,9 +114,11 @@ function Choose({ data, run, asked }) {
       }),
     ),
     t.button({ type: 'submit', class: 'button' }, 'Show'),
-    data.is_over
-      ? null
-      : t.button({ type: 'button', class: 'button', disabled: busy, onClick: send }, 'Take their stacks now'),
+    may
+      ? t.button({ type: 'button', class: 'button', disabled: busy, onClick: send }, 'Take their stacks now')
+      : may === false
+        ? t.span({ class: 'note' }, 'New stacks are taken by those whose token may operate.')
+        : null,
     query.value.ranks
       ? t.button({ type: 'button', class: 'link', onClick: () => setQuery({ ranks: null }) }, 'those that say most')
       : null,
