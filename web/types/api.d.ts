@@ -732,6 +732,14 @@ export interface Folded {
   what: string;
 }
 
+/** A run that lines of a page are of, and how many. */
+export interface FoundRun {
+  run_id: string;
+  name: string;
+  status: 'ended' | 'failed' | 'running' | 'silent' | 'starting' | 'stuck';
+  lines: number;
+}
+
 /** One frame of a Python stack. */
 export interface Frame {
   function: string;
@@ -1733,11 +1741,12 @@ export interface SavedSearches {
   searches: SavedSearch[];
 }
 
-/** Lines of all runs, newest first. */
+/** Lines of all runs, newest first; `runs` are those of this page, most lines first. */
 export interface SearchAnswer {
   total: number;
   is_at_least: boolean;
   lines: LogRow[];
+  runs: FoundRun[];
   next_cursor: string | null;
   searched_to_ms: number | null;
 }

@@ -66,7 +66,7 @@ _NEAR = {
     "input_bytes": "size_bytes", "output_bytes": "size_bytes",
     "other_ns": "duration_ns", "process_cpu_ns": "cpu_ns",
 }  # fmt: skip
-# What ranks may have in common: a column, and another one with which it is to be summed. And what
+# What ranks may have in common: a column, and another one with which it is to be summed; and what
 # says which of their events are the same call.
 _IN_COMMON = {"arrived_ns": "", "duration_ns": "arrived_ns"}
 _KEY, _KEY_WITHIN = "sequence", "group"
