@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import tracemalloc
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -180,6 +183,29 @@ def test_what_cannot_be_replayed_says_why() -> None:
 
     job = Timeline(4, 40, program, {"world": (0, 1, 2, 3)}).run()
     assert reason(job.items()) == "steps differ in their collectives"
+
+
+def test_a_replay_that_failed_keeps_nothing_of_what_it_read() -> None:
+    items = [
+        (arrival, what) if not isinstance(what, tuple) or what[0].kind == "steps"
+        else (arrival, (what[0], {**what[1], "blocked_ns": np.zeros_like(what[1]["blocked_ns"])}))
+        for arrival, what in ddp_job(1, steps=128).items()
+    ]  # fmt: skip
+    state = attempt_of(items)
+    newest = partial(state.replays.newest, state.steps, state.ranks, state.groups, POLICY)
+    with pytest.raises(NoReplay, match="of the time for which"):
+        newest()
+    gc.collect()
+    tracemalloc.start()
+    with pytest.raises(NoReplay):
+        newest()
+    state.replays.kept.clear()
+    with pytest.raises(NoReplay):
+        newest()
+    gc.collect()
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 20_000
 
 
 # --- what-ifs ------------------------------------------------------------------------------------

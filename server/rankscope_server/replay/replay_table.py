@@ -79,12 +79,12 @@ class ReplayTable:
             try:
                 found = self._make(columns, steps, ranks, groups, policy)
             except NoReplay as error:
-                found = error
+                found = str(error)  # the exception itself would keep all that it was found in
         kept[rests_on] = found
         while len(kept) > _KEPT:
             kept.pop(next(iter(kept)))
-        if isinstance(found, NoReplay):
-            raise found
+        if isinstance(found, str):
+            raise NoReplay(found)
         made: tuple[Replay, list[Program]] = found
         return made
 
