@@ -31,6 +31,8 @@ ANSWERS = {
     "Which findings": ("#verdict", rf"Rank {SLOW_RANK}"),
     "What did rank 3 log": ("#verdict", r"[\d,]+ of [\d,]+ lines match"),
     "Which warnings": ("#verdict", r"[\d,]+ of [\d,]+ lines match"),
+    "Does a rank wait": ("#verdict", r"No rank waited for another"),
+    "Does a rank or a node": ("#verdict", r"No rank, GPU or node stands apart"),
     "Which collective": ("main", r"all_reduce"),
     "Do the nodes differ": ("#verdict", r"differ|agree"),
     "What happened on the machines": ("#verdict", r"(?i)machine|host|node"),
