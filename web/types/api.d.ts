@@ -1289,6 +1289,15 @@ export interface PreflightAnswer {
   verdict: PreflightVerdict | null;
 }
 
+/** What became of one check; `what` is its sentence, `reason` why it gave no answer. */
+export interface PreflightCheck {
+  id: string;
+  family: string;
+  what: string;
+  status: string;
+  reason: string;
+}
+
 /** What differs between two preflights. */
 export interface PreflightComparison {
   before: PreflightSummary;
@@ -1374,6 +1383,20 @@ export interface PreflightMember {
   joined_ms: number | null;
 }
 
+/** One node of a preflight: who it is, and what names it. */
+export interface PreflightNode {
+  node: string;
+  status: string;
+  host: string;
+  node_rank: number | null;
+  stage: string;
+  observed: string;
+  addresses: string[];
+  ports: number[];
+  joined_ms: number | null;
+  findings: string[];
+}
+
 /** Reports newer than a number; brief ones hold no facts and no paths. */
 export interface PreflightReports {
   number: number;
@@ -1425,6 +1448,22 @@ export interface PreflightVerdict {
   is_partial: boolean;
   elapsed_ms: number;
   schema_version: number;
+}
+
+/** A preflight as people read it; `is_under_way`: its agents listen, the server may call them.  Checks come by family: the family with the worst first, in it the worst first. */
+export interface PreflightView {
+  summary: PreflightSummary;
+  text: string;
+  is_settled: boolean;
+  is_under_way: boolean;
+  waiting_for: string[];
+  coverage: string;
+  command: string;
+  findings: PreflightFinding[];
+  checks: PreflightCheck[];
+  nodes: PreflightNode[];
+  last_good: PreflightSummary | null;
+  capped: Capped | null;
 }
 
 /** A page of preflights, newest first. */

@@ -62,7 +62,7 @@ def rows_of(live: Live, nodes: Iterable[str]) -> Rows:
         "project": live.project,
         "verdict": None if verdict is None else pack(encode(verdict)),
     }  # fmt: skip
-    named = _findings_by_node(verdict)
+    named = findings_by_node(verdict)
     return Rows(head, [_node_row(live, node, named) for node in nodes if node in live.members])
 
 
@@ -160,17 +160,18 @@ def status_of(verdict: LaunchVerdict | None) -> str:
     return worst or ("ok" if is_evaluated and not verdict.is_partial else "unknown")
 
 
-def _unpack(data: bytes) -> bytes:
-    return zstd.unpack(data, MAX_UNPACKED_BYTES)
-
-
-def _findings_by_node(verdict: LaunchVerdict | None) -> dict[str, list[CheckFinding]]:
+def findings_by_node(verdict: LaunchVerdict | None) -> dict[str, list[CheckFinding]]:
+    """Return what names each node: as a culprit, or as the end of a bad path."""
     found: dict[str, list[CheckFinding]] = {}
     for finding in verdict.findings if verdict is not None else ():
         ends = {node for edge in finding.edges for node in edge}
         for node in finding.nodes or sorted(ends):
             found.setdefault(node, []).append(finding)
     return found
+
+
+def _unpack(data: bytes) -> bytes:
+    return zstd.unpack(data, MAX_UNPACKED_BYTES)
 
 
 def _node_row(live: Live, node: str, named: dict[str, list[CheckFinding]]) -> dict[str, Any]:

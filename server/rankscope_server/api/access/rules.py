@@ -111,6 +111,8 @@ RULES: dict[str, Rule] = {
     f"POST {_PREFLIGHT}": INGEST,
     f"GET {_PREFLIGHT}": READ,
     f"PUT {_PREFLIGHT}/{{id}}": INGEST,
+    f"GET {_PREFLIGHT}/{{id}}": READ,
+    f"POST {_PREFLIGHT}/{{id}}/check": replace(OPERATE, deed="call a node"),
     f"POST {_PREFLIGHT}/{{id}}/join": BY_NODE,
     f"POST {_PREFLIGHT}/{{id}}/reports/{{node}}": BY_NODE,
     f"GET {_PREFLIGHT}/{{id}}/roster": OF_PREFLIGHT,

@@ -181,10 +181,14 @@ def _changes(
             continue
         unit = UNITS[metric]
         change = PairChange(
-            start=start, end=end, metric=metric, before=f"{first:.4g} {unit}",
-            after=f"{second:.4g} {unit}", is_worse=ratio > 1,
+            start=start, end=end, metric=metric, before=f"{_figure(first)} {unit}",
+            after=f"{_figure(second)} {unit}", is_worse=ratio > 1,
         )  # fmt: skip
         yield (ratio if ratio > 1 else -1 / ratio), change
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 
 def _ratio(metric: PreflightMetric, first: float, second: float) -> float:

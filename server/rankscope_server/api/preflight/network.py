@@ -86,19 +86,9 @@ async def dialback(request: Request) -> Response:
 @router.post("/check", openapi_extra=takes(CheckNode), **documented(Dialled))
 async def check(request: Request) -> Response:
     """Resolve a node's name once, and dial the address if it is the node's."""
-    service = service_of(request)
     asked = await read(request, CheckNode, MAX_ASK_BYTES)
     live = member_of(request, asked.run)
-    member = _member(live, asked.node)
-    service.dialler.spend(live, member.node)  # a look-up is work, too
-    target = await _by_name(request, member, asked.port)
-    if target is None:
-        found = Dialled(
-            outcome="unresolved", address="", port=asked.port, elapsed_ms=0.0,
-            why="the server does not resolve this name to an address of that node",
-        )  # fmt: skip
-        return _fresh(send(request, found))
-    return _fresh(send(request, await service.dialler.dial(live, target)))
+    return _fresh(send(request, await call_by_name(request, live, asked.node, asked.port)))
 
 
 @router.get(
@@ -137,6 +127,20 @@ async def put_blob(request: Request, bytes: Bytes = 1 << 20) -> Response:
     speed = size * 8 / elapsed_s / 1e6 if elapsed_s else 0.0
     body = BlobTaken(received_bytes=size, elapsed_ms=elapsed_s * 1e3, mbit_per_s=round(speed, 3))
     return _fresh(send(request, body))
+
+
+async def call_by_name(request: Request, live: Live, node: str, port: int) -> Dialled:
+    """Resolve the name of a member once, and dial the address if it is the member's own."""
+    dialler = service_of(request).dialler
+    member = _member(live, node)
+    dialler.spend(live, member.node)  # a look-up is work, too
+    target = await _by_name(request, member, port)
+    if target is None:
+        return Dialled(
+            outcome="unresolved", address="", port=port, elapsed_ms=0.0,
+            why="the server does not resolve this name to an address of that node",
+        )  # fmt: skip
+    return await dialler.dial(live, target)
 
 
 def _live(request: Request) -> Live:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rankscope.preflight.model import LaunchVerdict
+from rankscope.preflight.model import EXIT_OK, EXIT_WARN, LaunchVerdict
+from rankscope.preflight.verdict.engine import exit_code
 from rankscope_server.answers import capped, of_row
 from rankscope_server.api.preflight import matrix
 from rankscope_server.api.preflight.schema import (
@@ -22,12 +23,13 @@ from rankscope_server.api.preflight.schema import (
     PreflightVerdict,
 )
 from rankscope_server.preflight.live import Live
-from rankscope_server.preflight.store import status_of
+from rankscope_server.preflight.store import read_verdict, status_of
 from rankscope_server.store.projects import of_project
 from rankscope_server.store.tables import preflight, preflight_node
 from rankscope_server.text import plural
 
 MAX_HISTORY = 200
+MAX_LOOKED_AT = 20  # verdicts that are read to find one that let a launch go
 # Made at import: two threads that are the first to use a type crash msgspec.
 msgspec.json.Decoder(PreflightVerdict)
 _COLUMNS = tuple(column for column in preflight.c if column.name not in ("verdict", "token"))
@@ -70,6 +72,32 @@ def history(connection: sa.Connection, project: str | None, node: str) -> NodeHi
     )  # fmt: skip
     found = [_node_row(row) for row in rows]
     return NodeHistory(node=node, preflights=found, capped=capped(len(found), int(total or 0)))
+
+
+def last_good(connection: sa.Connection, live: Live) -> PreflightSummary | None:
+    """Return the newest earlier preflight without a failure that any of these nodes was in."""
+    nodes, heads = preflight_node.c, preflight.c
+    met = sa.select(nodes.preflight_id).where(nodes.node.in_(live.expected))
+    rows = connection.execute(
+        sa.select(preflight)
+        .where(
+            heads.project == live.project, heads.created_ns < live.created_ns,
+            heads.status.in_(("ok", "warn")), heads.finished_ns > 0, heads.id.in_(met),
+        )
+        .order_by(heads.created_ns.desc(), heads.id)
+        .limit(MAX_LOOKED_AT)
+    )  # fmt: skip
+    row = next((row for row in rows if may_launch(read_verdict(row.verdict))), None)
+    return None if row is None else _summary(row)
+
+
+def may_launch(verdict: LaunchVerdict | None) -> bool:
+    """Return whether nothing speaks against a launch, and all that it rests on was evaluated."""
+    return (
+        verdict is not None
+        and not verdict.is_partial
+        and exit_code(verdict) in (EXIT_OK, EXIT_WARN)
+    )
 
 
 def summary(live: Live) -> PreflightSummary:

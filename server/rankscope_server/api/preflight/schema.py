@@ -140,6 +140,51 @@ class Preflights(Schema, frozen=True):
     preflights: list[PreflightSummary]
 
 
+class PreflightCheck(Schema, frozen=True):
+    """What became of one check; `what` is its sentence, `reason` why it gave no answer."""
+
+    id: str
+    family: str
+    what: str
+    status: str  # fail, warn, unknown, skipped, ok
+    reason: str
+
+
+class PreflightNode(Schema, frozen=True):
+    """One node of a preflight: who it is, and what names it."""
+
+    node: str
+    status: str  # fail, warn, missing: it never reported, unknown, ok
+    host: str
+    node_rank: int | None
+    stage: str  # the last that it reported
+    observed: str  # the address that the server saw; empty of an upload
+    addresses: list[str]
+    ports: list[int]  # on which its agent said that it listens
+    joined_ms: float | None
+    findings: list[str]
+
+
+class PreflightView(Schema, frozen=True):
+    """A preflight as people read it; `is_under_way`: its agents listen, the server may call them.
+
+    Checks come by family: the family with the worst first, in it the worst first.
+    """
+
+    summary: PreflightSummary
+    text: str
+    is_settled: bool
+    is_under_way: bool
+    waiting_for: list[str]
+    coverage: str
+    command: str  # repeats it on each node; empty where not all names are known
+    findings: list[PreflightFinding]
+    checks: list[PreflightCheck]
+    nodes: list[PreflightNode]
+    last_good: PreflightSummary | None  # the newest earlier one that let a launch go
+    capped: Capped | None = None  # of the nodes
+
+
 class PreflightFlag(Schema, frozen=True):
     """A path that a finding names; row and column are places in `nodes`, -1 means all."""
 
