@@ -43,6 +43,7 @@ ALLOWED_IN = {  # where such a word is a name that others rely on
     "agent/rankscope/preflight/facts/software.py": KEYS,
     "agent/rankscope/preflight/facts/storage.py": KEYS,
     "server/rankscope_server/api/preflight/schema.py": KEYS,
+    "web/app/parts/preflight.js": KEYS,
     "docs/api.md": KEYS,
     "agent/rankscope/rank/hooks/phases/checkpoint.py": frozenset({"tell"}),  # of a file
     "server/rankscope_server/importers/nccl_log.py": frozenset({"tell"}),

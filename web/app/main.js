@@ -24,6 +24,8 @@ const PAGES = {
   alerts: { load: () => import('./pages/alerts.js'), api: () => 'alerts' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
   compare: { load: () => import('./pages/compare.js'), api: () => comparePath(query.value) ?? 'runs' },
+  preflights: { load: () => import('./pages/preflights.js'), api: () => 'preflight/runs' },
+  preflight: { load: () => import('./pages/preflight.js'), api: (_, id) => path('preflight', 'runs', id) },
   search: {
     load: () => import('./pages/search.js'),
     api: () => (query.value.q?.trim() ? withQuery('search', { q: query.value.q }) : 'searches'),

@@ -15,6 +15,8 @@ const PLACES = [
   [/^storage$/, 'storage'],
   [/^access$/, 'access'],
   [/^compare$/, 'compare'],
+  [/^preflight$/, 'preflights'],
+  [/^preflight()\/([^/]+)$/, 'preflight'],
   [/^search$/, 'search'],
   [/^runs\/([^/]+)$/, 'overview'],
   [/^runs\/([^/]+)\/findings$/, 'findings'],

@@ -5,12 +5,11 @@ import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { CappedNote, Card } from './bits.js';
 import { speed } from './kinds.js';
+import { BOUNDS, linkLevel } from './levels.js';
+import { MatrixLegend, NodeMatrix, sameNode, unmeasured } from './nodematrix.js';
 
 /** @typedef {import('../../types/api.js').Links} Links */
 /** @typedef {import('../../types/api.js').LinkCell} Cell */
-
-/** Of the fastest way; below each the next look. */
-const BOUNDS = [0.8, 0.5, 0.25, 0.1];
 
 /** @param {{links: Links}} props */
 export function LinksCard({ links }) {
@@ -32,40 +31,14 @@ export function LinksCard({ links }) {
         sourceButton('preflight', `Its preflight: ${plural(links.num_preflight, 'way')}`, source),
       ],
     },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Links between nodes' },
-      t.table(
-        { class: 'linkmatrix' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th({ scope: 'col' }, 'From, to'),
-            links.nodes.map((node) => t.th({ key: node, scope: 'col', title: node }, node)),
-          ),
-        ),
-        t.tbody(
-          null,
-          links.nodes.map((node, row) =>
-            t.tr(
-              { key: node },
-              t.th({ scope: 'row', title: node }, node),
-              links.nodes.map((other, column) => linkCell(cells[row][column], node, other, fastest, source)),
-            ),
-          ),
-        ),
-      ),
-    ),
-    t.p(
-      { class: 'linklegend note padded' },
-      t.span(null, t.span({ class: 'hatchmark', 'aria-hidden': 'true' }), ' not measured'),
-      BOUNDS.map((bound, at) =>
-        t.span(
-          { key: bound },
-          t.span({ class: `swatch l-${at + 1}`, 'aria-hidden': 'true' }),
-          ` below ${figure(bound * 100)} % of the fastest`,
-        ),
-      ),
+    el(NodeMatrix, {
+      label: 'Links between nodes',
+      nodes: links.nodes,
+      cell: (row, column) => linkCell(cells[row][column], links.nodes[row], links.nodes[column], fastest, source),
+    }),
+    el(
+      MatrixLegend,
+      { levels: BOUNDS.map((bound) => `below ${figure(bound * 100)} % of the fastest`) },
       source === 'messages'
         ? t.span(
             null,
@@ -94,13 +67,9 @@ function sourceButton(name, text, source) {
 /** @param {Cell} cell @param {string} from @param {string} to @param {number} fastest @param {string} source */
 function linkCell(cell, from, to, fastest, source) {
   // A preflight measures from node to node: there is nothing to measure within one.
-  if (from === to && source === 'preflight') return t.td({ key: to }, t.span({ class: 'sr' }, 'the same node'));
+  if (from === to && source === 'preflight') return sameNode(to);
   const way = from === to ? `within ${from}` : `${from} to ${to}`;
-  if (cell.bytes_per_second === null)
-    return t.td(
-      { key: to, class: 'unmeasured', title: `${way}: not measured` },
-      t.span({ class: 'sr' }, 'not measured'),
-    );
+  if (cell.bytes_per_second === null) return unmeasured(to, way);
   const what =
     cell.source === 'messages'
       ? `${plural(cell.count, 'message')} of about ${bytes(cell.size_bytes)}`
@@ -113,9 +82,4 @@ function linkCell(cell, from, to, fastest, source) {
     },
     `${cell.is_at_least ? '≥ ' : ''}${speed(cell.bytes_per_second)}`,
   );
-}
-
-/** How far a way is below the fastest one, 0 for not much. Pure. @param {number} share */
-export function linkLevel(share) {
-  return BOUNDS.filter((bound) => share < bound).length;
 }

@@ -67,6 +67,13 @@ export const MENU = [
   {
     title: 'The machines',
     entries: [
+      {
+        name: 'preflights',
+        title: 'Preflight',
+        part: '',
+        key: 'p',
+        href: (run) => withQuery('preflight', { run }),
+      },
       { name: 'machines', title: 'Machines', part: 'machines', key: 'm' },
       {
         name: 'environment',
@@ -109,6 +116,7 @@ export function Shell({ run, overview, apiPath, children }) {
         : []),
       { keys: 'g a', text: 'Go to all runs', run: () => go('runs') },
       { keys: 'g n', text: 'Go to alerts', run: () => go('alerts') },
+      ...(inRun ? [] : [{ keys: 'g p', text: 'Go to preflights', run: () => go('preflight') }]),
       { keys: 'g /', text: 'Search all runs', run: () => go(withQuery('search', { q: query.value.q })) },
     ],
     [run],
@@ -206,6 +214,7 @@ function Header({ run, overview, apiPath, openPalette, openHelp }) {
         t.kbd(null, 'Ctrl K'),
       ),
       t.a({ class: 'button small', href: 'alerts' }, 'Alerts'),
+      run ? null : t.a({ class: 'button small', href: 'preflight' }, 'Preflight'),
       run ? null : t.a({ class: 'button small', href: 'access' }, 'Access'),
       t.a(
         { class: 'button small', href: apiHref(apiPath), title: `The data of this page: ${apiHref(apiPath)}` },

@@ -1,0 +1,258 @@
+/** What a preflight found: its states in words, findings with their repairs, checks by family. */
+
+import { plural, sentence } from '../format.js';
+import { el, t } from '../tags.js';
+import { path, withQuery } from '../url.js';
+import { Card, Command, CopyButton, Severity } from './bits.js';
+
+/** @typedef {import('../../types/api.js').PreflightView} View */
+/** @typedef {import('../../types/api.js').PreflightFinding} Finding */
+/** @typedef {import('../../types/api.js').PreflightCheck} Check */
+/** @typedef {import('../../types/api.js').PreflightFix} Fix */
+
+/** Mark, word and what several are: what was skipped or got no answer is never fine. @type {Record<string, [string, string, string]>} */
+const STATES = {
+  fail: ['critical', 'Fails', 'failed'],
+  warn: ['warning', 'Warning', 'with a warning'],
+  missing: ['unknown', 'Not reported', 'not reported'],
+  unknown: ['unknown', 'No answer', 'without an answer'],
+  skipped: ['unknown', 'Skipped', 'skipped'],
+  part: ['unknown', 'In part', 'in part'],
+  ok: ['ok', 'Passed', 'passed'],
+};
+
+/** @param {{status: string}} props */
+export function State({ status }) {
+  const [severity, text] = STATES[status] ?? ['unknown', status];
+  return el(Severity, { severity, text });
+}
+
+/** The address of a preflight. @param {string} id @param {import('../url.js').Query} [query] */
+export function preflightHref(id, query = {}) {
+  return withQuery(path('preflight', id), query);
+}
+
+/** The address of the preflights of a node. @param {string} node */
+export function nodeHref(node) {
+  return withQuery('preflight', { node });
+}
+
+/** Whether a repair is what a person must do, and no command. @param {Fix} fix */
+function isAdvice(fix) {
+  return fix.command.startsWith('# ');
+}
+
+/** The commands that a node is to run, in the order of the findings. Pure.
+ * @param {Finding[]} findings @param {string} node */
+export function commandsOf(findings, node) {
+  const fixes = findings.flatMap((one) => one.fix).filter((fix) => fix.node === '' || fix.node === node);
+  return [...new Set(fixes.filter((fix) => !isAdvice(fix)).map((fix) => fix.command))];
+}
+
+/** @param {Fix} fix */
+function whereWords(fix) {
+  const right = { you: 'your own right', admin: 'an administrator’s right', provider: 'the provider’s right' };
+  return `${fix.node ? `On ${fix.node}` : 'On each node'}, ${right[/** @type {'you'} */ (fix.owner)] ?? fix.owner}`;
+}
+
+/** @param {{findings: Finding[]}} props */
+export function FindingsCard({ findings }) {
+  if (findings.length === 0) return null;
+  return el(
+    Card,
+    { title: 'What stands in the way', note: 'one entry for each cause, worst first' },
+    t.ol(
+      { class: 'pflist' },
+      findings.map((finding, at) => t.li({ key: `${finding.id} ${at}` }, el(OneFinding, { finding }))),
+    ),
+  );
+}
+
+/** @param {{finding: Finding}} props */
+function OneFinding({ finding }) {
+  return t.div(
+    { class: 'pffinding' },
+    t.h3(
+      null,
+      el(State, { status: finding.status }),
+      t.span(null, finding.title),
+      t.code({ class: 'faint' }, finding.id),
+      t.span(
+        {
+          class: 'faint',
+          title: finding.confidence === 'proven' ? 'both ends testify' : 'one of both ends is silent',
+        },
+        finding.confidence,
+      ),
+    ),
+    finding.would ? t.p(null, t.b(null, 'If launched: '), sentence(finding.would)) : null,
+    finding.told.length > 0
+      ? t.ul(
+          { class: 'plain note' },
+          finding.told.map((line) => t.li({ key: line }, line)),
+        )
+      : null,
+    finding.fix.map((fix, at) => el(Repair, { key: at, fix })),
+    finding.explains.length > 0 ? t.p({ class: 'note' }, `This also explains: ${finding.explains.join('; ')}.`) : null,
+    finding.wrong_if ? t.p({ class: 'note' }, `What would disprove it: ${finding.wrong_if}.`) : null,
+  );
+}
+
+/** @param {{fix: Fix}} props */
+function Repair({ fix }) {
+  if (isAdvice(fix)) return t.p(null, t.b(null, `${whereWords(fix)}: `), sentence(fix.command.slice(2)));
+  return t.div({ class: 'pffix' }, t.p({ class: 'note' }, whereWords(fix)), el(Command, { text: fix.command }));
+}
+
+/** All checks by family. @param {{checks: Check[], findings: Finding[]}} props */
+export function ChecksCard({ checks, findings }) {
+  const families = [...new Set(checks.map((check) => check.family))];
+  return el(
+    Card,
+    { title: 'Checks by family', note: `${countWords(checks)}; skipped and unanswered ones are not passed` },
+    families.map((family) => {
+      const own = checks.filter((check) => check.family === family);
+      return t.details(
+        { key: family, class: 'pffamily', open: own[0].status === 'fail' || own[0].status === 'warn' },
+        t.summary(
+          null,
+          el(State, { status: familyState(own) }),
+          t.b(null, family),
+          t.span({ class: 'faint' }, countWords(own)),
+        ),
+        el(CheckTable, { family, checks: own, findings }),
+      );
+    }),
+  );
+}
+
+/** The worst of a family, whose checks come worst first; "part" where some passed and others did not run. Pure.
+ * @param {Check[]} checks */
+export function familyState(checks) {
+  const passed = checks.some((check) => check.status === 'ok');
+  return checks[0].status === 'skipped' && passed ? 'part' : checks[0].status;
+}
+
+/** "1 failed, 2 skipped, 9 passed". Pure. @param {Check[]} checks */
+export function countWords(checks) {
+  return Object.entries(STATES)
+    .map(([status, [, , words]]) => ({ number: checks.filter((one) => one.status === status).length, words }))
+    .filter(({ number }) => number > 0)
+    .map(({ number, words }) => `${number} ${words}`)
+    .join(', ');
+}
+
+/** @param {{family: string, checks: Check[], findings: Finding[]}} props */
+function CheckTable({ family, checks, findings }) {
+  return t.div(
+    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': `Checks: ${family}` },
+    t.table(
+      { class: 'table' },
+      t.thead(null, t.tr(null, t.th({ class: 'w-sev' }, 'State'), t.th(null, 'Check'), t.th(null, 'What it found'))),
+      t.tbody(
+        null,
+        checks.map((check) =>
+          t.tr(
+            { key: check.id, 'data-status': check.status },
+            t.td({ class: 'nowrap' }, el(State, { status: check.status })),
+            t.td({ class: 'wide' }, t.code(null, check.id), ' ', t.span({ class: 'faint' }, check.what)),
+            t.td({ class: 'wide' }, foundWords(check, findings)),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+/** @param {Check} check @param {Finding[]} findings */
+function foundWords(check, findings) {
+  const own = findings.filter((one) => one.id === check.id).map((one) => one.title);
+  if (own.length > 0) return own.join('; ');
+  if (check.reason) return check.reason;
+  if (check.status === 'ok') return 'nothing to complain about';
+  const cause = findings.find((one) => one.explains.some((line) => line.startsWith(`${check.id}:`)));
+  return cause ? `explained by ${cause.id}` : 'no reason was given';
+}
+
+/** What each node is to run, ready to paste. @param {{view: View}} props */
+export function NodesCard({ view }) {
+  const { nodes, findings, command, capped } = view;
+  return el(
+    Card,
+    {
+      title: 'Nodes',
+      note: [
+        plural(capped?.total ?? nodes.length, 'node'),
+        capped ? `the worst ${capped.shown} of them are shown` : '',
+        view.coverage,
+      ]
+        .filter(Boolean)
+        .join('; '),
+    },
+    t.div(
+      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Nodes' },
+      t.table(
+        { class: 'table' },
+        t.thead(
+          null,
+          t.tr(
+            null,
+            ['State', 'Node', 'Host', 'Address', 'Named by', 'Repair it', 'Repeat the preflight'].map((name) =>
+              t.th({ key: name }, name),
+            ),
+          ),
+        ),
+        t.tbody(
+          null,
+          nodes.map((node) => {
+            const repairs = commandsOf(findings, node.node);
+            return t.tr(
+              { key: node.node },
+              t.td({ class: 'nowrap' }, el(State, { status: node.status })),
+              t.td(
+                { class: 'nowrap' },
+                t.a({ href: nodeHref(node.node), title: 'its preflights' }, node.node),
+                node.node_rank === null ? null : t.span({ class: 'faint' }, ` rank ${node.node_rank}`),
+              ),
+              t.td({ class: 'clip', title: node.host }, node.host || 'not reported'),
+              t.td(
+                { class: 'clip', title: node.addresses.join(', ') },
+                node.observed || node.addresses[0] || 'not reported',
+              ),
+              t.td({ class: 'wide' }, node.findings.join(', ') || (node.status === 'ok' ? 'nothing' : 'not known')),
+              t.td(
+                { class: 'nowrap' },
+                repairs.length > 0
+                  ? el(CopyButton, {
+                      text: repairs.join('\n'),
+                      label: `Copy ${plural(repairs.length, 'command')}`,
+                      what: `for ${node.node}`,
+                      class: 'link',
+                    })
+                  : t.span({ class: 'faint' }, 'no command'),
+              ),
+              t.td(
+                { class: 'nowrap' },
+                command
+                  ? el(CopyButton, {
+                      text: command.includes('--nodes') ? `${command} --node ${node.node}` : command,
+                      label: 'Copy command',
+                      what: `that repeats it on ${node.node}`,
+                      class: 'link',
+                    })
+                  : t.span({ class: 'faint' }, 'a name is missing'),
+              ),
+            );
+          }),
+        ),
+      ),
+    ),
+    command
+      ? t.div(
+          { class: 'padded' },
+          t.p({ class: 'note' }, 'To repeat it, on each node:'),
+          el(Command, { text: command }),
+        )
+      : null,
+  );
+}
