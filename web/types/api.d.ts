@@ -492,6 +492,38 @@ export interface Comparison {
   left_out: LeftOut[];
 }
 
+/** Something that could be otherwise, and what is assumed when it is. */
+export interface CostChange {
+  key: string;
+  label: string;
+  assumption: string;
+}
+
+/** The mean step with these changes together. */
+export interface CostOutcome {
+  keys: string[];
+  step_ms: number;
+}
+
+/** One part of the ranks' time; the shares of all parts add up to 1. */
+export interface CostPart {
+  name: string;
+  what: string;
+  rank_hours: number;
+  share: number;
+}
+
+/** Steps that ran, run again with changes; `outcomes` has each set of them, the empty one first.  `step_ms` is the mean of the recorded steps, `replayed_ms` what their replay gives back. */
+export interface CostWhatIf {
+  step_lo: number;
+  step_hi: number;
+  num_steps: number;
+  step_ms: number;
+  replayed_ms: number;
+  changes: CostChange[];
+  outcomes: CostOutcome[];
+}
+
 /** How many of what there are. */
 export interface Counts {
   findings_open: number;
@@ -1704,6 +1736,22 @@ export interface RuleRow {
 /** All rules. */
 export interface Rules {
   rules: RuleRow[];
+}
+
+/** Where the time of all ranks of a run went; without parts it is not known: `text` says why. */
+export interface RunCost {
+  text: string;
+  rank_hours: number | null;
+  num_ranks: number;
+  num_attempts: number;
+  lost_steps: number;
+  ettr: number | null;
+  parts: CostPart[];
+  slow_ranks: number[];
+  num_divided: number;
+  what_if: CostWhatIf | null;
+  no_what_if: string;
+  notes: string[];
 }
 
 /** What a run holds, largest first. */

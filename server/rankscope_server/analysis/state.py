@@ -24,6 +24,7 @@ from rankscope_server.observe.line_table import LAUNCHER
 from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.sample_table import KINDS, SampleTable
 from rankscope_server.verdict.answers import Answer, Look, Verdict
+from rankscope_server.verdict.cost import Cost, cost_of
 from rankscope_server.verdict.coverage import Left, coverage_of, notes_of, status_of
 from rankscope_server.verdict.grouping import group_findings
 from rankscope_server.verdict.recorded import as_recorded, recorded_notes
@@ -31,6 +32,7 @@ from rankscope_server.verdict.verdict import answer_of, verdict_of
 
 _MAX_ATTEMPTS = 32  # the newest are kept; findings of older ones are the store's
 _MAX_CHUNKS_REMEMBERED = 200_000
+COST_PAUSE_NS = 10 * 10**9  # what a live run cost changes with every step; it is written so often
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class RunState:
         self._clock_offsets: dict[str, ClockOffset] = {}
         self._machines, self._samples = MachineTable(), SampleTable()
         self._machine_chunks: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+        self._cost: Cost | None = None
+        self._cost_ns = 0  # when it was worked out
 
     def apply_record(self, record: AnyRecord) -> None:
         """Take one record."""
@@ -96,6 +100,7 @@ class RunState:
         findings: list[Finding] = []
         for attempt in self._attempts.values():
             attempt.take_waiting()
+        has_news = any(attempt.is_news for attempt in self._attempts.values())
         for number in sorted(self._attempts):
             findings += self._look_at(self._attempts[number], now_ns)
         newest = self._newest()
@@ -118,6 +123,7 @@ class RunState:
             coverage=coverage,
             attempt=newest.attempt if newest is not None else 0,
             step=newest.step if newest is not None else 0,
+            cost=self._cost_at(now_ns, newest, has_news=has_news),
         )
 
     def thinning_to_ask(self, wish: Wish | None) -> ThinningAsked | None:
@@ -191,6 +197,20 @@ class RunState:
                 attempt.replace(detector.name, findings)
             attempt.is_news = False
         return group_findings(list(attempt.before.values()))
+
+    def _cost_at(self, now_ns: int, newest: AttemptState | None, *, has_news: bool) -> Cost | None:
+        """Return what the run cost, worked out anew once in a while, and when it is over."""
+        if newest is None:
+            return None
+        is_due = now_ns - self._cost_ns >= COST_PAUSE_NS or _is_over(newest)
+        if has_news and is_due:
+            past = [
+                self._attempts[number].window(now_ns)
+                for number in sorted(self._attempts)
+                if number < newest.attempt and self._attempts[number].known_ranks
+            ]
+            self._cost, self._cost_ns = cost_of(newest.window(now_ns, past)), now_ns
+        return self._cost
 
     def _verdict_before(
         self, findings: list[Finding], newest: AttemptState | None

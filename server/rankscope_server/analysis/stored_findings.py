@@ -284,4 +284,5 @@ def _run_columns(unit: Unit, run_id: str, look: Look) -> dict[str, Any]:
         "verdict": None if look.verdict is None else _encode(plain(look.verdict)).decode(),
         "detectors": _encode([plain(detector) for detector in look.detectors]).decode(),
         "ended_ns": ended_ns,
+        "cost": None if look.cost is None else _encode(plain(look.cost)).decode(),
     }

@@ -98,7 +98,7 @@ def cost_of(
     inside = np.flatnonzero(usual)[-policy.cost_steps :] + columns.start
     healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
     is_known = len(healthy) >= policy.healthy_min_steps
-    change = min(1.0, _change(table, near, healthy, inside)) if is_known else 1.0
+    change = min(1.0, change_of_work(table, near, healthy, inside)) if is_known else 1.0
     if all(deviation.peers[row] for row in rows):
         least = len(near) / (len(near) + len(rows))
         is_known &= change >= least or len(near) + len(rows) < len(table.row_of)
@@ -168,11 +168,12 @@ def _common_change(
     """
     others = np.setdiff1d(np.arange(len(table.row_of)), [*rows, *near])
     if len(others):
-        return _change(table, others, then, now)
-    return max(1.0, _change(table, near, then, now))
+        return change_of_work(table, others, then, now)
+    return max(1.0, change_of_work(table, near, then, now))
 
 
-def _change(table: StepTable, rows: Iterable[int], then: Array, now: Array) -> float:
+def change_of_work(table: StepTable, rows: Iterable[int], then: Array, now: Array) -> float:
+    """Return how many times as long rows work in columns `now` as `then`; 1 if not known."""
     chosen = np.array(list(rows), int)
     if not len(chosen) or not len(then):
         return 1.0

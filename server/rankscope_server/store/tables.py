@@ -66,6 +66,7 @@ run = sa.Table(
     _text("answer", None),  # JSON, the last one that the analysis gave
     _text("verdict", None),  # JSON
     _text("detectors", "[]"),  # JSON
+    _text("cost", None),  # JSON: where the time of its ranks went, as of the last look but few
     _number("log_lines"),
     _number("refused"),
     _number("version"),  # grows with every stored change: the ETag of what is derived

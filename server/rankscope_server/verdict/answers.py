@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from rankscope_server.findings.finding import DetectorStatus, Finding
+from rankscope_server.verdict.cost import Cost
 
 RunStatus: TypeAlias = Literal["starting", "running", "stuck", "ended", "failed", "silent"]
 AnswerState: TypeAlias = Literal["culprit", "healthy", "waiting", "unknown"]
@@ -83,3 +84,4 @@ class Look:
     coverage: Coverage
     attempt: int = 0
     step: int = 0
+    cost: Cost | None = None  # of a short while ago

@@ -85,6 +85,7 @@ RULES: dict[str, Rule] = {
             "commands/{id}/ranks/{rank}/trace",
             "communication",
             "compare",
+            "cost",
             "environment",
             "errors",
             "findings",

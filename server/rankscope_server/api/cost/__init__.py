@@ -1,0 +1,1 @@
+"""What a run cost: its ledger, and what changes would give."""
