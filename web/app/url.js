@@ -26,6 +26,7 @@ const PLACES = [
   [/^runs\/([^/]+)\/steps$/, 'step'],
   [/^runs\/([^/]+)\/steps\/(\d+)$/, 'step'],
   [/^runs\/([^/]+)\/collectives$/, 'collectives'],
+  [/^runs\/([^/]+)\/cost$/, 'cost'],
   [/^runs\/([^/]+)\/resources$/, 'resources'],
   [/^runs\/([^/]+)\/hang$/, 'hang'],
   [/^runs\/([^/]+)\/errors$/, 'errors'],

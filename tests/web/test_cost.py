@@ -1,0 +1,128 @@
+"""The page of what a run cost: shares that add up, money in the address, switches by keyboard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.web.accessibility import violations
+from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, SLOW_RANK, Site, Watched
+from tests.web.prefix import proxy
+
+pytestmark = pytest.mark.browser
+WIDTHS = (420, 720, 1440, 2560)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"runs/{SLOW}/cost?price=2.5&currency=EUR&if=as-peers",
+        f"runs/{HEALTHY}/cost",
+        f"runs/{CRASH}/cost",
+        f"runs/{FRESH}/cost",
+    ],
+)
+def test_the_page_is_whole_and_accessible_in_both_themes(
+    open_page: Callable[..., Watched], path: str
+) -> None:
+    watched = open_page(path, theme="dark")
+    page = watched.page
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert over <= 0, f"{over} px too wide at {width}"
+    assert violations(page) == []
+    page.emulate_media(color_scheme="light", reduced_motion="reduce")
+    assert violations(page) == []
+    watched.check()
+
+
+def test_the_waterfall_is_that_of_the_api_and_ends_at_productive(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page(f"runs/{SLOW}/cost")
+    answer = site.ask(f"runs/{SLOW}/cost")
+    assert watched.sentence() == answer["text"]
+    page = watched.page
+    rows = page.get_by_role("region", name="Where the time went").locator("tbody tr")
+    shown = [row.get_attribute("data-part") for row in rows.all()]
+    names = [part["name"] for part in answer["parts"]]
+    assert shown == ["all", *names[1:], "productive"]
+    assert answer["slow_ranks"] == [SLOW_RANK]
+    assert page.get_by_text(f"Straggling is about rank {SLOW_RANK}.").is_visible()
+    boxes = [row.locator(".fall").bounding_box() for row in rows.all()]
+    whole = boxes[0]
+    left = 1.0
+    for part, box in zip([*answer["parts"][1:], answer["parts"][0]], boxes[1:], strict=True):
+        left -= part["share"]
+        assert box["x"] == pytest.approx(whole["x"] + left * whole["width"], abs=1.5)
+        width = max(2.0, part["share"] * whole["width"])  # which can be seen
+        assert box["width"] == pytest.approx(width, abs=1.5)
+    assert left == pytest.approx(0.0, abs=1e-9)
+    watched.check()
+
+
+def test_a_price_gives_money_and_is_in_the_address(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page(f"runs/{SLOW}/cost")
+    page = watched.page
+    assert page.get_by_role("columnheader", name="Money").count() == 0, "no price, no amount"
+    page.get_by_label("Price of a rank-hour").fill("3600")
+    page.get_by_label("Currency").fill("CHF")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**price=3600&currency=CHF")
+    page.get_by_role("columnheader", name="Money").wait_for()
+    hours = site.ask(f"runs/{SLOW}/cost")["rank_hours"]
+    paid = page.locator("tr[data-part=all] td").nth(4).inner_text()
+    assert float(paid.removesuffix(" CHF").replace(",", "")) == pytest.approx(
+        3600 * hours, rel=0.01, abs=0.51
+    )
+    page.get_by_label("Price of a rank-hour").fill("dear")
+    assert page.get_by_role("button", name="Show", exact=True).is_disabled()
+    page.get_by_role("button", name="no price").click()
+    page.get_by_role("columnheader", name="Money").wait_for(state="detached")
+    watched.check()
+
+
+def test_a_switch_says_what_it_would_give_and_what_it_assumes(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page()
+    found = site.ask(f"runs/{SLOW}/cost")["what_if"]
+    assert found is not None, site.ask(f"runs/{SLOW}/cost")["no_what_if"]
+    with proxy(site.url, "/user/proxy/8787") as url:
+        watched.origin = url
+        page = watched.go(f"runs/{SLOW}").page
+        page.keyboard.press("g")
+        page.keyboard.press("k")
+        page.wait_for_url(f"{url}/runs/{SLOW}/cost")
+        watched.settled()
+        result = page.locator("p.result")
+        assert "Switch something on" in result.inner_text()
+        switch = page.get_by_role("switch", name=re.compile(f"Rank {SLOW_RANK} as fast"))
+        switch.focus()
+        page.keyboard.press("Space")
+        page.wait_for_url("**if=as-peers")
+        steps = {tuple(one["keys"]): one["step_ms"] for one in found["outcomes"]}
+        drop = steps["as-peers",] / found["replayed_ms"] - 1
+        assert drop < -0.1
+        page.locator("p.result", has_text="A step would take").wait_for()
+        said = re.search("\\(\u2212([\\d.]+) %\\)", result.inner_text())
+        assert said is not None, result.inner_text()
+        assert float(said[1]) == pytest.approx(-100 * drop, abs=0.6)
+        assert page.get_by_text("Assumed: Self time is replaced").is_visible()
+        page.keyboard.press("Space")
+        page.wait_for_url(f"{url}/runs/{SLOW}/cost")
+        watched.check()
+
+
+def test_where_it_is_not_known_it_says_so(site: Site, open_page: Callable[..., Watched]) -> None:
+    answer = site.ask(f"runs/{FRESH}/cost")
+    watched = open_page(f"runs/{FRESH}/cost")
+    assert watched.sentence() == answer["text"]
+    assert answer["what_if"] is None
+    assert watched.page.get_by_text("No replay of the steps: needs").is_visible()
+    watched.check()

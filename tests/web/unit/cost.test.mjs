@@ -1,0 +1,57 @@
+/** What a run cost: bars that end at what is productive, prices as people write them, what-ifs by their switches. */
+
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { hoursWords, money, readChanges, readPrice, shareWords, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
+import { readPath } from '../../../web/app/url.js';
+
+const part = (name, share) => ({ name, what: '', rank_hours: share * 8, share });
+
+test('each loss comes off where the last one ended, and productive is what is left', () => {
+  for (let seed = 1; seed < 200; seed += 1) {
+    const raw = Array.from({ length: 1 + (seed % 7) }, (_, at) => ((seed * (at + 3) * 7919) % 97) + 1);
+    const total = raw.reduce((sum, one) => sum + one, 0);
+    const rows = waterfall(raw.map((one, at) => part(`p${at}`, one / total)));
+    let right = 1;
+    for (const row of rows) {
+      assert.ok(Math.abs(row.from + row.part.share - right) < 1e-9);
+      right = row.from;
+    }
+    assert.equal(rows.at(-1).part.name, 'p0');
+    assert.equal(right, 0);
+  }
+  assert.deepEqual(waterfall([]), []);
+});
+
+test('a price is a number above 0, with a comma too, and nothing else', () => {
+  assert.equal(readPrice('2.5'), 2.5);
+  assert.equal(readPrice('2,5'), 2.5);
+  for (const text of [undefined, '', '0', '-1', 'x', '1e12', '2.5.1']) assert.equal(readPrice(text), null);
+  assert.equal(money(1234.5, 'EUR'), '1,235 EUR');
+  assert.equal(money(0.5, ''), '0.50');
+});
+
+test('switches are read from the address and answered in proportion to the recorded step', () => {
+  const found = {
+    step_lo: 1, step_hi: 9, num_steps: 9, step_ms: 200, replayed_ms: 100,
+    changes: [{ key: 'a', label: '', assumption: '' }, { key: 'b', label: '', assumption: '' }],
+    outcomes: [[[], 100], [['a'], 80], [['b'], 90], [['a', 'b'], 60]].map(([keys, step_ms]) => ({ keys, step_ms })),
+  };
+  assert.deepEqual(readChanges(found, 'b,c,a'), ['a', 'b']);
+  assert.deepEqual(readChanges(found, undefined), []);
+  assert.equal(stepWith(found, []), 200);
+  assert.equal(stepWith(found, ['b', 'a']), 120);
+  assert.equal(stepWith(found, ['c']), null);
+});
+
+test('a little is never nothing', () => {
+  assert.equal(shareWords(0.00001), 'below 0.1 %');
+  assert.equal(shareWords(0), '0 %');
+  assert.equal(hoursWords(1 / 3600 / 2), '0.5 rank-s');
+  assert.equal(hoursWords(0.05), '3 rank-min');
+  assert.equal(hoursWords(2.5), '2.5 rank-h');
+});
+
+test('the cost of a run is a page of it', () => {
+  assert.deepEqual(readPath('runs/a/cost'), { name: 'cost', run: 'a', id: '' });
+});

@@ -1,0 +1,246 @@
+/** What a run cost: where the time of all ranks went, in rank-hours and money, and what changes would give. */
+
+import { useEffect, useState } from 'preact/hooks';
+import { csvHref, useApi } from '../api.js';
+import { change, count, duration, percent, plural, sentence } from '../format.js';
+import { setTitle } from '../page.js';
+import { Card, Empty, Problem, Skeleton } from '../parts/bits.js';
+import { hoursWords, money, readChanges, readPrice, shareWords, stepWith, waterfall } from '../parts/costmaths.js';
+import { Field } from '../parts/fields.js';
+import { query, setQuery } from '../router.js';
+import { el, t } from '../tags.js';
+import { runPath } from '../url.js';
+
+/** @typedef {import('../../types/api.js').RunCost} Cost */
+/** @typedef {import('../../types/api.js').CostWhatIf} WhatIf */
+/** @typedef {{value: number, currency: string} | null} Price */
+
+const STEPS = 1000; // in which the answer is given
+const MS_PER_HOUR = 3_600_000;
+
+/** The look of a part, as on the other pages. @type {Record<string, string>} */
+const LOOKS = {
+  productive: 't-fwd',
+  straggling: 't-crit',
+  waiting: 't-wait',
+  communication: 't-comm',
+  'communication or waiting': 't-comm',
+  data: 't-data',
+  checkpoint: 't-opt',
+  unknown: 't-unknown',
+};
+
+/** @param {import('../main.js').PageProps} props */
+export function Page({ run, topic }) {
+  const path = runPath(run, 'cost');
+  const answer = /** @type {import('../api.js').Answer<Cost>} */ (useApi(path, { topic, on: ['verdict', 'run'] }));
+  const data = answer.data;
+  useEffect(() => setTitle(data?.text ?? 'Cost', run), [data?.text]);
+  if (!data)
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the cost' })
+      : el(Skeleton, { height: 240, waitsFor: 'the cost' });
+  const value = readPrice(query.value.price);
+  const price = value === null ? null : { value, currency: query.value.currency ?? '' };
+  return t.div(
+    { class: `stack ${answer.error ? 'greyed' : ''}` },
+    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text), el(PriceForm, {})),
+    data.parts.length > 0
+      ? [el(Waterfall, { key: 'w', data, path, price }), el(Changes, { key: 'c', run, data, price })]
+      : t.div(
+          { class: 'card padded' },
+          el(
+            Empty,
+            { title: 'The server works it out every 10 s while a run goes on, and once more when it ends.' },
+            t.p(null, t.a({ class: 'button', href: runPath(run) }, 'The run’s overview')),
+          ),
+        ),
+  );
+}
+
+function PriceForm() {
+  const [price, setPrice] = useState(query.value.price ?? '');
+  const [currency, setCurrency] = useState(query.value.currency ?? '');
+  useEffect(() => {
+    setPrice(query.value.price ?? '');
+    setCurrency(query.value.currency ?? '');
+  }, [query.value.price, query.value.currency]);
+  const wrong = price !== '' && readPrice(price) === null;
+  return t.form(
+    {
+      class: 'buttons stepsform',
+      'aria-label': 'Price',
+      onSubmit: (event) => {
+        event.preventDefault();
+        if (!wrong) setQuery({ price: price || null, currency: price ? currency || null : null }, { replace: true });
+      },
+    },
+    t.label(
+      { class: 'askfield' },
+      'Price of a rank-hour',
+      t.input({
+        type: 'text',
+        inputMode: 'decimal',
+        size: 8,
+        value: price,
+        'aria-invalid': wrong,
+        title: 'A number, as in 2.50',
+        placeholder: 'none set',
+        onInput: (event) => setPrice(event.currentTarget.value.trim()),
+      }),
+    ),
+    el(Field, { label: 'Currency', value: currency, set: setCurrency, hint: 'EUR', size: 6 }),
+    t.button({ type: 'submit', class: 'button', disabled: wrong }, 'Show'),
+    query.value.price
+      ? t.button(
+          {
+            type: 'button',
+            class: 'link',
+            onClick: () => setQuery({ price: null, currency: null }, { replace: true }),
+          },
+          'no price',
+        )
+      : null,
+  );
+}
+
+/** @param {{data: Cost, path: string, price: Price}} props */
+function Waterfall({ data, path, price }) {
+  const rows = waterfall(data.parts);
+  const total = data.rank_hours ?? 0;
+  return el(
+    Card,
+    {
+      title: 'Where the ranks’ time went',
+      note: `${hoursWords(total)} of ${plural(data.num_ranks, 'rank')}${price ? `, ${money(total * price.value, price.currency)}` : ''}; what is in no part is shown as unknown`,
+      tools: t.a({ href: csvHref(path) }, 'CSV'),
+    },
+    t.div(
+      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Where the time went' },
+      t.table(
+        { class: 'table waterfall' },
+        t.thead(
+          null,
+          t.tr(
+            null,
+            t.th(null, 'Part'),
+            t.td({ class: 'w-fall' }),
+            t.th({ class: 'num' }, 'Share'),
+            t.th({ class: 'num' }, 'Time'),
+            price ? t.th({ class: 'num' }, 'Money') : null,
+            t.th(null, 'What it is'),
+          ),
+        ),
+        t.tbody(
+          null,
+          row('all', 'the whole time of all ranks', 't-all', 0, 1, total, price),
+          rows.map(({ part, from }) =>
+            row(part.name, part.what, LOOKS[part.name] ?? 't-other', from, part.share, part.rank_hours, price),
+          ),
+        ),
+      ),
+    ),
+    t.ul(
+      { class: 'plainlist note' },
+      [
+        ...data.notes,
+        `In steps that are kept, whatever ranks did there: ${percent(data.ettr)} (effective training time ratio)`,
+      ].map((text) => t.li({ key: text }, sentence(text))),
+    ),
+  );
+}
+
+/** @param {string} name @param {string} what @param {string} look @param {number} from @param {number} share @param {number} hours @param {Price} price */
+function row(name, what, look, from, share, hours, price) {
+  return t.tr(
+    { key: name, 'data-part': name },
+    t.td({ class: 'nowrap' }, name === 'all' || name === 'productive' ? t.b(null, name) : name),
+    t.td(
+      { class: 'w-fall' },
+      t.span(
+        { class: 'falltrack', 'aria-hidden': 'true' },
+        t.span({ class: `fall ${look}`, style: { marginLeft: `${from * 100}%`, width: `${share * 100}%` } }),
+      ),
+    ),
+    t.td({ class: 'num nowrap' }, shareWords(share)),
+    t.td({ class: 'num nowrap' }, hoursWords(hours)),
+    price ? t.td({ class: 'num nowrap' }, money(hours * price.value, price.currency)) : null,
+    t.td({ class: 'wide faint' }, what),
+  );
+}
+
+/** @param {{run: string, data: Cost, price: Price}} props */
+function Changes({ run, data, price }) {
+  const found = data.what_if;
+  if (!found)
+    return el(Card, {
+      title: 'What would change it',
+      note: sentence(`no replay of the steps: ${data.no_what_if || 'nothing was recorded of operations'}`),
+    });
+  const chosen = readChanges(found, query.value.if);
+  /** @param {string} key @param {boolean} on */
+  function turn(key, on) {
+    const keys = on ? [...chosen, key] : chosen.filter((one) => one !== key);
+    setQuery({ if: keys.join(',') || null }, { replace: true });
+  }
+  return el(
+    Card,
+    {
+      title: 'What would change it',
+      note: `the newest ${plural(found.num_steps, 'recorded step')}, ${count(found.step_lo)}–${count(found.step_hi)}, run again; the replay gives back their recorded time within ${percent(Math.abs(found.replayed_ms / found.step_ms - 1))}`,
+    },
+    t.div(
+      { class: 'switches' },
+      found.changes.map((one) => {
+        const alone = stepWith(found, [one.key]);
+        return t.label(
+          { key: one.key, class: 'switch' },
+          t.input({
+            type: 'checkbox',
+            role: 'switch',
+            checked: chosen.includes(one.key),
+            'aria-describedby': `assumed-${one.key}`,
+            onChange: (event) => turn(one.key, event.currentTarget.checked),
+          }),
+          t.span(
+            null,
+            t.b(null, one.label),
+            alone === null ? null : ` ${change(alone / found.step_ms - 1)} of the step`,
+            t.span({ class: 'note block', id: `assumed-${one.key}` }, `Assumed: ${sentence(one.assumption)}`),
+          ),
+        );
+      }),
+    ),
+    el(Result, { data, found, chosen, price }),
+    data.slow_ranks.length > 0 && !found.changes.some((one) => one.key === 'as-peers')
+      ? t.p(
+          { class: 'note padded' },
+          'No finding calls a rank slow in these steps, or it has no peer that does the same: a run without its slowness cannot be replayed.',
+        )
+      : null,
+    t.p(
+      { class: 'note padded' },
+      'Other bucket sizes, microbatches and checkpoint distances are findings of their own, with their gain, where they would give 3 % or more: ',
+      t.a({ href: runPath(run, 'findings') }, 'findings'),
+      '.',
+    ),
+  );
+}
+
+/** @param {{data: Cost, found: WhatIf, chosen: string[], price: Price}} props */
+function Result({ data, found, chosen, price }) {
+  const then = stepWith(found, chosen);
+  const hours = (/** @type {number} */ ms) => (ms * STEPS * data.num_ranks) / MS_PER_HOUR;
+  const cost = (/** @type {number} */ ms) =>
+    `${hoursWords(hours(ms))}${price ? ` (${money(hours(ms) * price.value, price.currency)})` : ''}`;
+  const now = `A step takes ${duration(found.step_ms)} on average: ${count(STEPS)} steps cost ${cost(found.step_ms)}`;
+  return t.p(
+    { class: 'padded result', role: 'status' },
+    chosen.length === 0 || then === null
+      ? `${now}. Switch something on to see what it would give.`
+      : [
+          t.b({ key: 'b' }, `A step would take ${duration(then)} in place of ${duration(found.step_ms)}`),
+          ` (${change(then / found.step_ms - 1)}): ${count(STEPS)} steps would cost ${cost(then)} in place of ${cost(found.step_ms)}.`,
+        ],
+  );
+}

@@ -1,0 +1,58 @@
+/** A waterfall of shares, what changes would give, and both in words. Pure. */
+
+import { figure, percent } from '../format.js';
+
+/** @typedef {import('../../types/api.js').CostPart} Part */
+/** @typedef {import('../../types/api.js').CostWhatIf} WhatIf */
+
+/** Where each bar begins, as shares of all: the losses come off from the right, the largest first, and what is
+ * left at the end is productive.
+ * @param {Part[]} parts productive before all @returns {{part: Part, from: number}[]} */
+export function waterfall(parts) {
+  let left = 1;
+  const losses = parts.slice(1).map((part) => {
+    left = Math.max(0, left - part.share);
+    return { part, from: left };
+  });
+  return [...losses, ...parts.slice(0, 1).map((part) => ({ part, from: 0 }))];
+}
+
+/** The changes that an address switches on, of those that there are. @param {WhatIf} found @param {string | undefined} text */
+export function readChanges(found, text) {
+  const wanted = new Set((text ?? '').split(','));
+  return found.changes.map((one) => one.key).filter((key) => wanted.has(key));
+}
+
+/** The mean step with these changes, in ms: what the replay gives, in proportion to what it gives back without them.
+ * @param {WhatIf} found @param {string[]} keys @returns {number | null} */
+export function stepWith(found, keys) {
+  const outcome = found.outcomes.find(
+    (one) => one.keys.length === keys.length && keys.every((key) => one.keys.includes(key)),
+  );
+  if (!outcome || !(found.replayed_ms > 0)) return null;
+  return (found.step_ms * outcome.step_ms) / found.replayed_ms;
+}
+
+/** A price per rank-hour as people write it; null for none. @param {string | undefined} text */
+export function readPrice(text) {
+  const value = Number((text ?? '').replace(',', '.'));
+  return text && Number.isFinite(value) && value > 0 && value < 1e9 ? value : null;
+}
+
+/** An amount of money: two decimals, from 1,000 on none. @param {number} value @param {string} currency */
+export function money(value, currency) {
+  const digits = Math.abs(value) >= 1000 ? 0 : 2;
+  const text = value.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return currency ? `${text} ${currency}` : text;
+}
+
+/** Rank-hours in a unit that is read. @param {number} hours */
+export function hoursWords(hours) {
+  if (hours >= 0.1 || hours === 0) return `${figure(hours)} rank-h`;
+  return hours >= 0.1 / 60 ? `${figure(hours * 60)} rank-min` : `${figure(hours * 3600)} rank-s`;
+}
+
+/** A share; one that is there is never 0. @param {number} share */
+export function shareWords(share) {
+  return share > 0 && share < 0.0005 ? 'below 0.1 %' : percent(share);
+}
