@@ -29,6 +29,7 @@ test('a price is a number above 0, with a comma too, and nothing else', () => {
   for (const text of [undefined, '', '0', '-1', 'x', '1e12', '2.5.1']) assert.equal(readPrice(text), null);
   assert.equal(money(1234.5, 'EUR'), '1,235 EUR');
   assert.equal(money(0.5, ''), '0.50');
+  assert.equal(money(0.001, 'EUR'), 'below 0.01 EUR');
 });
 
 test('switches are read from the address and answered in proportion to the recorded step', () => {
@@ -48,6 +49,7 @@ test('a little is never nothing', () => {
   assert.equal(shareWords(0.00001), 'below 0.1 %');
   assert.equal(shareWords(0), '0 %');
   assert.equal(hoursWords(1 / 3600 / 2), '0.5 rank-s');
+  assert.equal(hoursWords(1e-9), 'below 0.01 rank-s');
   assert.equal(hoursWords(0.05), '3 rank-min');
   assert.equal(hoursWords(2.5), '2.5 rank-h');
 });

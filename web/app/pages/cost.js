@@ -27,6 +27,9 @@ const LOOKS = {
   'communication or waiting': 't-comm',
   data: 't-data',
   checkpoint: 't-opt',
+  restart: 't-lost',
+  'lost work': 't-lost',
+  'stuck or failing': 't-lost',
   unknown: 't-unknown',
 };
 

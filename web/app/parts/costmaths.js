@@ -41,6 +41,7 @@ export function readPrice(text) {
 
 /** An amount of money: two decimals, from 1,000 on none. @param {number} value @param {string} currency */
 export function money(value, currency) {
+  if (value > 0 && value < 0.005) return `below 0.01 ${currency}`.trimEnd();
   const digits = Math.abs(value) >= 1000 ? 0 : 2;
   const text = value.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
   return currency ? `${text} ${currency}` : text;
@@ -49,7 +50,8 @@ export function money(value, currency) {
 /** Rank-hours in a unit that is read. @param {number} hours */
 export function hoursWords(hours) {
   if (hours >= 0.1 || hours === 0) return `${figure(hours)} rank-h`;
-  return hours >= 0.1 / 60 ? `${figure(hours * 60)} rank-min` : `${figure(hours * 3600)} rank-s`;
+  if (hours >= 0.1 / 60) return `${figure(hours * 60)} rank-min`;
+  return hours * 3600 >= 0.01 ? `${figure(hours * 3600)} rank-s` : 'below 0.01 rank-s';
 }
 
 /** A share; one that is there is never 0. @param {number} share */
