@@ -24,6 +24,7 @@ from rankscope_server.api.communication import routes as communication
 from rankscope_server.api.compare import routes as compare
 from rankscope_server.api.cost import routes as cost
 from rankscope_server.api.findings import routes as findings
+from rankscope_server.api.fleet import routes as fleet
 from rankscope_server.api.hang import routes as hang
 from rankscope_server.api.logs import routes as logs
 from rankscope_server.api.logs import saved as saved_searches
@@ -55,6 +56,7 @@ ROUTERS = (
     ingest.router,
     preflight.router,
     *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
+    *(part.router for part in (machines, logs, communication, compare, cost, fleet)),
     *(part.router for part in (machines, logs, communication, compare, cost)),
     *(part.router for part in (machines, logs, communication, hang, resources, compare)),
     saved_searches.router,

@@ -197,6 +197,8 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
 )  # fmt: skip
 
 _BY_ID = {kind.id: kind for kind in KINDS}
+# Of these the ranks that a finding names are those that others wait for.
+SLOW_KINDS = frozenset(kind.id for kind in KINDS if "straggler" in kind.detectors)
 
 
 def check(kind: str, detector: str) -> None:

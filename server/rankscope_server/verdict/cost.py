@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rankscope_server.diagnose.goodput.detector import ledger_of
 from rankscope_server.diagnose.straggler.detector import near_rows
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.kinds import KINDS
+from rankscope_server.findings.kinds import SLOW_KINDS
 from rankscope_server.observe.rank_cost import change_of_work, healthy_columns
 from rankscope_server.replay.recorded_program import NoReplay
 from rankscope_server.replay.what_if import WhatIf, what_if
@@ -32,7 +32,6 @@ PARTS: tuple[str, ...] = (
 )  # fmt: skip
 _TOGETHER = "communication and waiting"  # in the ledger
 _RENAMED = {"not recorded": "unknown"}
-_SLOW_KINDS = frozenset(kind.id for kind in KINDS if "straggler" in kind.detectors)
 _Mask = NDArray[np.bool_]
 _Matrix = NDArray[Any]
 
@@ -129,7 +128,7 @@ def _accused(window: Window) -> list[_Accused]:
     return [
         _Accused(rank, finding.onset_step or 0, finding.ended_step or 1 << 62)
         for finding in window.before.values()
-        if finding.kind in _SLOW_KINDS and finding.cost_throughput_ratio
+        if finding.kind in SLOW_KINDS and finding.cost_throughput_ratio
         for rank in finding.ranks
     ]
 

@@ -126,11 +126,12 @@ def summary(row: sa.Row[Any], hosts: dict[str, int | None]) -> RunSummary:
         hosts=list(hosts),
         command=json.loads(row.command),
         tags=json.loads(row.tags),
-        verdict=_short_verdict(json_object(row.verdict)),
+        verdict=short_verdict(json_object(row.verdict)),
     )
 
 
-def _short_verdict(verdict: dict[str, Any] | None) -> ShortVerdict | None:
+def short_verdict(verdict: dict[str, Any] | None) -> ShortVerdict | None:
+    """Return what lists show of a verdict."""
     if verdict is None:
         return None
     return ShortVerdict(

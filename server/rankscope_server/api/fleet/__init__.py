@@ -1,0 +1,1 @@
+"""All runs together: what is live, hosts over runs, hours by week."""

@@ -1,0 +1,91 @@
+"""Answers about all runs together."""
+
+from __future__ import annotations
+
+from rankscope_server.answers import Capped, Schema
+from rankscope_server.api.runs.schema import ShortVerdict
+
+
+class LiveRun(Schema, frozen=True):
+    """A run that goes on, and how it is."""
+
+    run_id: str
+    name: str
+    project: str
+    status: str
+    status_text: str
+    sentence: str  # the first sentence about it; of a run with a verdict, the verdict
+    needs_attention: bool
+    world_size: int | None
+    num_hosts: int
+    step: int
+    started_ms: float | None
+    received_ms: float | None  # the server's clock
+    verdict: ShortVerdict | None
+    productive_share: float | None  # of its ranks' time; None: not known yet
+
+
+class SilentAgent(Schema, frozen=True):
+    """A host of a live run of which some ranks have not ended and send nothing."""
+
+    run_id: str
+    host: str
+    num_silent: int
+    num_ranks: int
+    received_ms: float | None  # the newest of those ranks
+
+
+class HostRun(Schema, frozen=True):
+    """A run in which a finding named a host."""
+
+    run_id: str
+    name: str
+    finding: int
+    kind: str
+    what: str
+    started_ms: float | None
+
+
+class FleetHost(Schema, frozen=True):
+    """A host over the runs that it was in together with others.
+
+    Of `num_alone` runs it was the only host: nothing says there whether it or the job was slow.
+    """
+
+    host: str
+    num_runs: int
+    num_alone: int
+    num_slow: int  # runs in which a finding calls ranks of it slow
+    num_failed: int  # runs in which a finding of a crash names it
+    named: list[HostRun]  # the newest first
+    num_named: int
+    last_ms: float | None  # when its newest run began
+
+
+class FleetWeek(Schema, frozen=True):
+    """Runs that began in a week (from Monday, UTC), and where the time of their ranks went."""
+
+    begin_ms: float
+    num_runs: int
+    num_unknown: int  # runs whose cost is not known: they are in no sum
+    rank_hours: float
+    kept_rank_hours: float  # in steps that are kept, but for waiting there for other ranks
+    lost_rank_hours: float  # straggling, waiting, restarts, work done again, stuck or failing
+    other_rank_hours: float  # start-up, checkpoints, after the end
+    unknown_rank_hours: float
+
+
+class Fleet(Schema, frozen=True):
+    """All runs together; lists that were cut say so."""
+
+    text: str
+    live: list[LiveRun]
+    live_capped: Capped | None
+    num_quiet: int  # runs that never ended, and of which nothing came for a day
+    silent: list[SilentAgent]
+    silent_capped: Capped | None
+    hosts: list[FleetHost]
+    hosts_capped: Capped | None
+    runs_capped: Capped | None  # of the runs by which hosts are compared
+    weeks: list[FleetWeek]
+    weeks_capped: Capped | None  # of the runs in the weeks

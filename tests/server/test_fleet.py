@@ -1,0 +1,238 @@
+"""All runs together: live ones, hosts over runs, hours by week, silent agents."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.wire import schema
+from rankscope_server.api.fleet.hosts import Named, Run, hosts_over_runs, worst_host
+from rankscope_server.api.fleet.queries import MAX_COMPARED
+from rankscope_server.api.fleet.weeks import KEPT, LOST, OTHER, UNKNOWN, Spent, by_week, monday_of
+from rankscope_server.store import tables
+from rankscope_server.verdict.cost import PARTS
+from tests.server.conftest import Sender, TestClient, poster
+from tests.server.seed import seed_with
+
+DAY = 86_400 * 10**9
+NODES = frozenset({"a", "b", "c", "d"})
+
+
+def run(name: str, hosts: frozenset[str] = NODES, began: int = 1) -> Run:
+    return Run(name, name, began, hosts)
+
+
+def slow(run_id: str, *hosts: str, kind: str = "slow_compute") -> Named:
+    return Named(1, run_id, kind, "slow", hosts)
+
+
+def test_a_host_is_compared_over_its_runs() -> None:
+    runs = [run(f"r{at}", began=at) for at in range(5)]
+    found = hosts_over_runs(runs, [slow(f"r{at}", "b") for at in range(4)])
+    assert [(host.host, host.num_slow, host.num_runs) for host in found] == [
+        ("b", 4, 5), ("a", 0, 5), ("c", 0, 5), ("d", 0, 5),
+    ]  # fmt: skip
+    assert [one.run_id for one in found[0].named] == ["r3", "r2", "r1", "r0"]
+    worst = worst_host(found)
+    assert worst is not None
+    assert worst.host == "b"
+
+
+@pytest.mark.parametrize(
+    ("runs", "named"),
+    [
+        ([run("r", frozenset({"b"}))] * 3, [slow("r", "b")]),  # alone: the job, or the host?
+        ([run("r")], [slow("r", "a", "b", "c")]),  # most of them: it is about the run
+        ([run("r")], [slow("other", "b")]),  # of a run that is not looked at
+        ([], [slow("r", "b")]),
+    ],
+)
+def test_no_host_is_accused_where_nothing_says_that_it_was(
+    runs: list[Run], named: list[Named]
+) -> None:
+    found = hosts_over_runs(runs, named)
+    assert all(host.num_slow == 0 and host.named == [] for host in found)
+    assert worst_host(found) is None
+
+
+def test_once_is_no_habit() -> None:
+    runs = [run(f"r{at}") for at in range(5)]
+    once = hosts_over_runs(runs[:1], [slow("r0", "b")])
+    assert once[0].num_slow == 1
+    assert worst_host(once) is None
+    seldom = hosts_over_runs(runs, [slow("r0", "b"), slow("r1", "b")])
+    assert worst_host(seldom) is None, "2 of 5"
+    twice = hosts_over_runs(runs[:3], [slow("r0", "b"), slow("r0", "b"), slow("r1", "b")])
+    assert (twice[0].num_slow, twice[0].num_named) == (2, 3), "a run counts once"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.sampled_from(["slow_compute", "crash"]),
+                  st.integers(0, 5)),
+        max_size=30,
+    )
+)  # fmt: skip
+def test_counts_are_never_more_than_the_runs(rows: Sequence[tuple[str, str, int]]) -> None:
+    runs = [run(f"r{at}", frozenset("abcd"), at) for at in range(4)]
+    named = [slow(f"r{at}", host, kind=kind) for host, kind, at in rows]
+    for host in hosts_over_runs(runs, named):
+        assert 0 <= host.num_slow <= host.num_runs <= len(runs)
+        assert 0 <= host.num_failed <= host.num_runs
+        assert len(host.named) <= host.num_named <= len(rows)
+
+
+def test_weeks_begin_on_monday_and_the_empty_ones_are_there() -> None:
+    now = int(dt.datetime(2026, 11, 28, 1, tzinfo=dt.UTC).timestamp()) * 10**9
+    assert monday_of(now) == dt.datetime(2026, 11, 23, tzinfo=dt.UTC)
+    parts = dict.fromkeys(PARTS, 0.0) | {"productive": 3600.0, "restart": 1800.0}
+    cost = {"parts": parts}
+    runs = [Spent(now, cost), Spent(now - 7 * DAY, None), Spent(now - 70 * DAY, cost)]
+    weeks = by_week(runs, now, 3)
+    assert [(week.num_runs, week.num_unknown) for week in weeks] == [(0, 0), (1, 1), (1, 0)]
+    assert (weeks[2].kept_rank_hours, weeks[2].lost_rank_hours) == (1.0, 0.5)
+    assert weeks[1].rank_hours == 0.0
+
+
+def test_each_part_is_in_one_group() -> None:
+    groups = (KEPT, LOST, OTHER, UNKNOWN)
+    assert sorted(name for group in groups for name in group) == sorted(PARTS)
+
+
+def looked(client: TestClient) -> Any:
+    client.app.state.service.analysis.look_now()  # type: ignore[attr-defined]
+    reply = client.get("/api/v1/fleet")
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_the_hours_are_those_of_the_pages_of_the_runs(seeded: Sender) -> None:
+    shown = looked(seeded.client)
+    cost = seeded.get("/cost")
+    began = seeded.get("")["run"]["started_ms"]
+    weeks = [week for week in shown["weeks"] if week["num_runs"]]
+    if began < shown["weeks"][0]["begin_ms"]:  # the seed has a fixed date
+        assert weeks == []
+        shown = seeded.client.get("/api/v1/fleet?weeks=26").json()
+        weeks = [week for week in shown["weeks"] if week["num_runs"]]
+    parts = ("kept", "lost", "other", "unknown")
+    for week in shown["weeks"]:
+        assert sum(week[f"{part}_rank_hours"] for part in parts) == pytest.approx(
+            week["rank_hours"], rel=1e-9
+        )
+    for week in weeks:
+        assert week["rank_hours"] == pytest.approx(cost["rank_hours"], rel=1e-9)
+
+
+def started(client: TestClient, name: str, hosts: Sequence[str], began_ns: int) -> Sender:
+    sender = Sender(client, name)
+    who = {"attempt": 0, "time_ns": began_ns}
+    sender.send(
+        schema.RunStarted(
+            **who, rank=-1, name=name, world_size=len(hosts), command=["x"], launcher="", tags={}
+        ),
+        *(
+            schema.RankRegistered(
+                **who, rank=rank, host=host, pid=rank + 1, world_size=len(hosts), local_rank=0,
+                local_world_size=1, node_rank=rank,
+            )
+            for rank, host in enumerate(hosts)
+        ),
+    )  # fmt: skip
+    return sender
+
+
+def change(client: TestClient, *statements: Any) -> None:
+    service = client.app.state.service  # type: ignore[attr-defined]
+    for one in statements:
+        service.writer.run(lambda unit, one=one: unit.connection.execute(one))
+
+
+def accused(run_id: str, host: str, severity: str = "critical") -> Any:
+    body = {"kind": "slow_compute", "severity": severity, "hosts": [host], "what": f"{host} slow"}
+    return sa.insert(tables.finding).values(
+        run_id=run_id, attempt=0, key=run_id, state="recovered", opened_ns=1,
+        body=msgspec.json.encode(body).decode(),
+    )  # fmt: skip
+
+
+def test_what_is_stored_of_all_runs(client: TestClient) -> None:
+    now = time.time_ns()
+    for at in range(5):
+        started(client, f"r{at}", ("node-a", "node-b", "node-c"), now - (5 - at) * 10**9)
+    started(client, "alone", ("node-x",), now)
+    change(
+        client,
+        *(accused(f"r{at}", "node-b") for at in range(4)),
+        accused("r4", "node-c", "info"),  # of little weight
+        accused("alone", "node-x"),
+        sa.update(tables.run).values(status="running", received_ns=now),
+        sa.update(tables.run).where(tables.run.c.run_id == "r0").values(status="ended"),
+        sa.update(tables.run).where(tables.run.c.run_id == "r1").values(received_ns=now - 2 * DAY),
+        sa.update(tables.run)
+        .where(tables.run.c.run_id == "r2")
+        .values(status="stuck", status_text="in a collective"),
+        sa.update(tables.rank)
+        .where(tables.rank.c.run_id == "r3", tables.rank.c.host == "node-c")
+        .values(received_ns=now - 600 * 10**9),
+    )
+    shown = client.get("/api/v1/fleet").json()
+    assert shown["text"] == (
+        "1 of 4 live runs needs attention; ranks of 1 host are silent; "
+        "node-b was slow in 4 of 5 runs"
+    )
+    assert [one["run_id"] for one in shown["live"]] == ["r2", "alone", "r4", "r3"]
+    assert shown["num_quiet"] == 1
+    (silent,) = shown["silent"]
+    assert (silent["run_id"], silent["host"], silent["num_silent"]) == ("r3", "node-c", 1)
+    hosts = {one["host"]: one for one in shown["hosts"]}
+    assert {name: (one["num_slow"], one["num_runs"]) for name, one in hosts.items()} == {
+        "node-a": (0, 5), "node-b": (4, 5), "node-c": (0, 5), "node-x": (0, 0),
+    }  # fmt: skip
+    assert hosts["node-x"]["num_alone"] == 1
+    assert [one["run_id"] for one in hosts["node-b"]["named"]] == ["r3", "r2", "r1", "r0"]
+    assert shown["weeks"][-1]["num_runs"] + shown["weeks"][-2]["num_runs"] == 6
+    assert sum(week["num_unknown"] for week in shown["weeks"]) == 6
+    assert (shown["runs_capped"], shown["weeks_capped"], shown["live_capped"]) == (None,) * 3
+    assert client.get("/api/v1/fleet?weeks=0").status_code == 422
+    table = client.get("/api/v1/fleet?format=csv").text
+    assert table.splitlines()[0].startswith("host,num_runs")
+
+
+def test_of_no_run_it_says_so(client: TestClient) -> None:
+    shown = client.get("/api/v1/fleet").json()
+    assert shown["text"] == "No run is live"
+    assert (shown["live"], shown["hosts"], shown["silent"]) == ([], [], [])
+    assert len(shown["weeks"]) == 8
+
+
+def test_what_was_cut_is_said(client: TestClient) -> None:
+    now = time.time_ns()
+    rows = [
+        {"run_id": f"r{at}", "started_ns": now - at, "status": "running", "received_ns": now}
+        for at in range(MAX_COMPARED + 5)
+    ]
+    change(client, sa.insert(tables.run).values(rows))
+    shown = client.get("/api/v1/fleet").json()
+    assert shown["live_capped"] == {"shown": 100, "total": 205}
+    assert shown["runs_capped"] == {"shown": 200, "total": 205}
+    assert shown["weeks_capped"] is None
+    assert len(shown["live"]) == 100
+
+
+def test_a_seeded_run_is_live_and_needs_attention(client: TestClient) -> None:
+    run_id = seed_with(poster(client), steps=100, end=False, start_ns=time.time_ns() - 60 * 10**9)
+    shown = looked(client)
+    (live,) = [one for one in shown["live"] if one["run_id"] == run_id]
+    assert live["needs_attention"]
+    assert live["sentence"] == client.get(f"/api/v1/runs/{run_id}").json()["verdict"]["what"]
+    cost = client.get(f"/api/v1/runs/{run_id}/cost").json()
+    assert live["productive_share"] == pytest.approx(cost["parts"][0]["share"], rel=1e-9)
