@@ -50,6 +50,7 @@ def pages(url: str, run: str, before: str) -> Iterator[tuple[str, str]]:
         yield name, f"runs/{run}/{name}"
     yield "search", "search?q=step%20OR%20error"
     yield "compare", f"compare?b={run}{'&a=' + before if before else ''}"
+    yield "fleet", "fleet"
     yield "preflights", "preflight"
     kept = ask(url, "preflight/runs?limit=50")["preflights"]
     for status in ("fail", "ok"):

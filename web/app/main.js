@@ -24,6 +24,7 @@ const PAGES = {
   alerts: { load: () => import('./pages/alerts.js'), api: () => 'alerts' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
   compare: { load: () => import('./pages/compare.js'), api: () => comparePath(query.value) ?? 'runs' },
+  fleet: { load: () => import('./pages/fleet.js'), api: () => withQuery('fleet', { weeks: query.value.weeks }) },
   preflights: { load: () => import('./pages/preflights.js'), api: () => 'preflight/runs' },
   preflight: { load: () => import('./pages/preflight.js'), api: (_, id) => path('preflight', 'runs', id) },
   search: {

@@ -15,6 +15,7 @@ const PLACES = [
   [/^storage$/, 'storage'],
   [/^access$/, 'access'],
   [/^compare$/, 'compare'],
+  [/^fleet$/, 'fleet'],
   [/^preflight$/, 'preflights'],
   [/^preflight()\/([^/]+)$/, 'preflight'],
   [/^search$/, 'search'],

@@ -77,6 +77,7 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, kee
     });
   items.push({ text: 'All runs', note: 'page', to: 'runs' });
   items.push({ text: 'Storage', note: 'page', to: 'storage' });
+  items.push({ text: 'Fleet', note: 'page', to: 'fleet' });
   items.push({ text: 'Preflights', note: 'page', to: 'preflight' });
   items.push({ text: 'Alerts', note: 'page', to: 'alerts' });
   return items.slice(0, SHOWN);

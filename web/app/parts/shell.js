@@ -117,6 +117,7 @@ export function Shell({ run, overview, apiPath, children }) {
         : []),
       { keys: 'g a', text: 'Go to all runs', run: () => go('runs') },
       { keys: 'g n', text: 'Go to alerts', run: () => go('alerts') },
+      { keys: 'g h', text: 'Go to the fleet: hosts over runs', run: () => go('fleet') },
       ...(inRun ? [] : [{ keys: 'g p', text: 'Go to preflights', run: () => go('preflight') }]),
       { keys: 'g /', text: 'Search all runs', run: () => go(withQuery('search', { q: query.value.q })) },
     ],
@@ -215,6 +216,7 @@ function Header({ run, overview, apiPath, openPalette, openHelp }) {
         t.kbd(null, 'Ctrl K'),
       ),
       t.a({ class: 'button small', href: 'alerts' }, 'Alerts'),
+      run ? null : t.a({ class: 'button small', href: 'fleet' }, 'Fleet'),
       run ? null : t.a({ class: 'button small', href: 'preflight' }, 'Preflight'),
       run ? null : t.a({ class: 'button small', href: 'access' }, 'Access'),
       t.a(
