@@ -51,6 +51,7 @@ test('a little is never nothing', () => {
   assert.equal(hoursWords(1 / 3600 / 2), '0.5 rank-s');
   assert.equal(hoursWords(1e-9), 'below 0.01 rank-s');
   assert.equal(hoursWords(0.05), '3 rank-min');
+  assert.equal(hoursWords(0.09, 0.17), '0.09 rank-h');
   assert.equal(hoursWords(2.5), '2.5 rank-h');
 });
 

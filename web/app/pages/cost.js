@@ -235,7 +235,7 @@ function Result({ data, found, chosen, price }) {
   const then = stepWith(found, chosen);
   const hours = (/** @type {number} */ ms) => (ms * STEPS * data.num_ranks) / MS_PER_HOUR;
   const cost = (/** @type {number} */ ms) =>
-    `${hoursWords(hours(ms))}${price ? ` (${money(hours(ms) * price.value, price.currency)})` : ''}`;
+    `${hoursWords(hours(ms), hours(found.step_ms))}${price ? ` (${money(hours(ms) * price.value, price.currency)})` : ''}`;
   const now = `A step takes ${duration(found.step_ms)} on average: ${count(STEPS)} steps cost ${cost(found.step_ms)}`;
   return t.p(
     { class: 'padded result', role: 'status' },

@@ -47,10 +47,11 @@ export function money(value, currency) {
   return currency ? `${text} ${currency}` : text;
 }
 
-/** Rank-hours in a unit that is read. @param {number} hours */
-export function hoursWords(hours) {
-  if (hours >= 0.1 || hours === 0) return `${figure(hours)} rank-h`;
-  if (hours >= 0.1 / 60) return `${figure(hours * 60)} rank-min`;
+/** Rank-hours in a unit that is read: that in which `like` is read, so that two beside each other have one.
+ * @param {number} hours @param {number} [like] */
+export function hoursWords(hours, like = hours) {
+  if (like >= 0.1 || hours === 0) return `${figure(hours)} rank-h`;
+  if (like >= 0.1 / 60) return `${figure(hours * 60)} rank-min`;
   return hours * 3600 >= 0.01 ? `${figure(hours * 3600)} rank-s` : 'below 0.01 rank-s';
 }
 
