@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.wire import schema
+from rankscope_server.api.fleet import queries
 from rankscope_server.api.fleet.hosts import Named, Run, hosts_over_runs, worst_host
-from rankscope_server.api.fleet.queries import MAX_COMPARED
 from rankscope_server.api.fleet.weeks import KEPT, LOST, OTHER, UNKNOWN, Spent, by_week, monday_of
 from rankscope_server.store import tables
 from rankscope_server.verdict.cost import PARTS
@@ -214,18 +214,21 @@ def test_of_no_run_it_says_so(client: TestClient) -> None:
     assert len(shown["weeks"]) == 8
 
 
-def test_what_was_cut_is_said(client: TestClient) -> None:
+def test_what_was_cut_is_said(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in (("MAX_LIVE", 2), ("MAX_COMPARED", 3), ("MAX_SUMMED", 4), ("MAX_HOSTS", 1)):
+        monkeypatch.setattr(queries, name, most)
     now = time.time_ns()
-    rows = [
-        {"run_id": f"r{at}", "started_ns": now - at, "status": "running", "received_ns": now}
-        for at in range(MAX_COMPARED + 5)
-    ]
-    change(client, sa.insert(tables.run).values(rows))
+    for at in range(5):
+        started(client, f"r{at}", ("node-a", "node-b"), now - at)
+    change(client, sa.update(tables.run).values(status="running", received_ns=now))
     shown = client.get("/api/v1/fleet").json()
-    assert shown["live_capped"] == {"shown": 100, "total": 205}
-    assert shown["runs_capped"] == {"shown": 200, "total": 205}
-    assert shown["weeks_capped"] is None
-    assert len(shown["live"]) == 100
+    assert shown["live_capped"] == {"shown": 2, "total": 5}
+    assert [one["run_id"] for one in shown["live"]] == ["r0", "r1"]
+    assert shown["text"].startswith("5 live runs")
+    assert shown["runs_capped"] == {"shown": 3, "total": 5}
+    assert shown["weeks_capped"] == {"shown": 4, "total": 5}
+    assert shown["hosts_capped"] == {"shown": 1, "total": 2}
+    assert shown["hosts"][0]["num_runs"] == 3
 
 
 def test_a_seeded_run_is_live_and_needs_attention(client: TestClient) -> None:
