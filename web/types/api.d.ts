@@ -803,6 +803,21 @@ export interface Folded {
   what: string;
 }
 
+/** A run that lines of a page are of, and how many. */
+export interface FoundRun {
+  run_id: string;
+  name: string;
+  status: 'ended' | 'failed' | 'running' | 'silent' | 'starting' | 'stuck';
+  lines: number;
+}
+
+/** One frame of a Python stack. */
+export interface Frame {
+  function: string;
+  file: string;
+  line: number;
+}
+
 /** Advice that was given. */
 export interface GivenAdvice {
   epoch: number;
@@ -817,6 +832,18 @@ export interface GivenAdvice {
   confidence: number | null;
 }
 
+/** Where the members of one process group are, those that others wait for first. */
+export interface GroupPlaces {
+  group: string;
+  text: string;
+  backend: string;
+  num_ranks: number;
+  num_waiting: number;
+  most_began: number | null;
+  rows: PlaceRow[];
+  capped: Capped | null;
+}
+
 /** Where one rank is in one process group. */
 export interface GroupRow {
   group: string;
@@ -829,6 +856,40 @@ export interface GroupRow {
   size_bytes: number | null;
   issued_ms: number | null;
   call_site: string;
+}
+
+/** Which rank waits for which in an attempt, and what they were doing. */
+export interface HangAnswer {
+  text: string;
+  detail: string;
+  state: 'desync' | 'hang' | 'none' | 'over' | 'unknown' | 'waiting';
+  attempt: number;
+  is_over: boolean;
+  last_ms: number | null;
+  findings: HangFinding[];
+  graph: WaitGraphAnswer;
+  groups: GroupPlaces[];
+  num_groups: number;
+  num_quiet_groups: number;
+  stacks: RankStack[];
+  merged: Icicle;
+  suggested: number[];
+  notes: string[];
+  groups_capped: Capped | null;
+}
+
+/** A finding about ranks that wait or that called different collectives. */
+export interface HangFinding {
+  id: number;
+  kind: string;
+  what: string;
+  why: string;
+  severity: string;
+  state: string;
+  ranks: number[];
+  num_victims: number;
+  onset_step: number | null;
+  onset_ms: number | null;
 }
 
 /** The server answers. */
@@ -852,6 +913,31 @@ export interface HostRun {
   kind: string;
   what: string;
   started_ms: number | null;
+}
+
+/** Stacks merged over ranks, outermost frame at the top; where roots part from those that wait.  `parts_at` is the last frame that all share, in `nodes`; -1 where they share none, or nothing is to be compared. */
+export interface Icicle {
+  num_ranks: number;
+  num_depths: number;
+  nodes: IcicleNode[];
+  parts_at: number;
+  text: string;
+  oldest_ms: number | null;
+  newest_ms: number | null;
+  capped: Capped | null;
+  nodes_capped: Capped | null;
+}
+
+/** A frame of stacks merged over ranks: `start` and `count` are places among `num_ranks`. */
+export interface IcicleNode {
+  depth: number;
+  start: number;
+  count: number;
+  function: string;
+  file: string;
+  lines: number[];
+  ranks: RankSet;
+  num_roots: number;
 }
 
 /** What was stored of a batch. */
@@ -1247,6 +1333,17 @@ export interface PinAnswer {
   is_pinned: boolean;
 }
 
+/** One rank, GPU or node beside its peers: of each slice of time its worst value. */
+export interface PinnedLine {
+  label: string;
+  rank: number | null;
+  host: string;
+  why: 'asked for' | 'named by a finding' | 'worst';
+  stands_apart: boolean;
+  value: number | null;
+  values: (number | null)[];
+}
+
 /** A lane that is shown above the map at every zoom. */
 export interface PinnedRow {
   rank: number;
@@ -1256,6 +1353,21 @@ export interface PinnedRow {
   max_ratio: number | null;
   cells: string;
   missing: string;
+}
+
+/** Members of a group that are in the same place; sequences count its collectives from 1. */
+export interface PlaceRow {
+  standing: 'behind' | 'differs' | 'elsewhere' | 'failed' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
+  ranks: RankSet;
+  began: number | null;
+  ended: number | null;
+  operation: string;
+  open_sequence: number | null;
+  open_operation: string;
+  since_ms: number | null;
+  waited_seconds: number | null;
+  call_site: string;
+  exchange: string;
 }
 
 /** What would be removed now. */
@@ -1524,6 +1636,29 @@ export interface RankRow {
   rss_bytes: number | null;
 }
 
+/** Some ranks: how many, where, and as text ("0-16, 18-31"); `some` are the first ones. */
+export interface RankSet {
+  count: number;
+  text: string;
+  some: number[];
+  hosts: string[];
+  num_hosts: number;
+}
+
+/** The stack of the thread that trains, outermost frame first, and the whole dump. */
+export interface RankStack {
+  rank: number;
+  host: string;
+  standing: 'behind' | 'differs' | 'elsewhere' | 'failed' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
+  is_root: boolean;
+  time_ms: number | null;
+  reason: string;
+  frames: Frame[];
+  num_shared: number;
+  text: string;
+  note: string;
+}
+
 /** Every rank of the newest attempt, or of the one asked for. */
 export interface Ranks {
   ranks: RankRow[];
@@ -1593,6 +1728,39 @@ export interface Report {
   notes: string[];
   ranks_capped: Capped | null;
   lines_capped: Capped | null;
+}
+
+/** One quantity of all ranks, GPUs or nodes: least, median and largest of each slice of time. */
+export interface ResourceChart {
+  key: string;
+  title: string;
+  topic: 'memory' | 'training' | 'utilisation';
+  scope: 'gpu' | 'job' | 'node' | 'rank';
+  scope_text: string;
+  source_text: string;
+  unit: string;
+  worst: 'apart' | 'high' | 'low';
+  num: number;
+  expected: number | null;
+  low: (number | null)[];
+  median: (number | null)[];
+  high: (number | null)[];
+  usual: number | null;
+  pinned: PinnedLine[];
+  pinned_capped: Capped | null;
+}
+
+/** Resources and numbers of training; every chart has a value for each of `time_ms`. */
+export interface Resources {
+  text: string;
+  attempt: number;
+  is_over: boolean;
+  bin_ms: number;
+  time_ms: number[];
+  step: (number | null)[];
+  charts: ResourceChart[];
+  missing: string[];
+  left_out: LeftOut[];
 }
 
 /** What retention would remove now, what it does, and what was deleted. */
@@ -1727,11 +1895,12 @@ export interface SavedSearches {
   searches: SavedSearch[];
 }
 
-/** Lines of all runs, newest first. */
+/** Lines of all runs, newest first; `runs` are those of this page, most lines first. */
 export interface SearchAnswer {
   total: number;
   is_at_least: boolean;
   lines: LogRow[];
+  runs: FoundRun[];
   next_cursor: string | null;
   searched_to_ms: number | null;
 }
@@ -2037,6 +2206,37 @@ export interface Usual {
   ratio: number;
   lo: number;
   hi: number;
+}
+
+/** The ranks of `source` wait for those of `target`. */
+export interface WaitEdge {
+  source: number;
+  target: number;
+  text: string;
+}
+
+/** Who waits for whom, equal ranks folded; roots first. */
+export interface WaitGraphAnswer {
+  nodes: WaitNode[];
+  edges: WaitEdge[];
+  num_waiting: number;
+  num_waited_for: number;
+  is_of_finding: boolean;
+  capped: Capped | null;
+}
+
+/** Ranks in the same place: those that others wait for have depth 0. */
+export interface WaitNode {
+  id: number;
+  depth: number;
+  standing: 'behind' | 'differs' | 'elsewhere' | 'failed' | 'finished' | 'gone' | 'left' | 'missing' | 'moving' | 'silent' | 'unknown' | 'waiting';
+  is_root: boolean;
+  is_transfer: boolean;
+  ranks: RankSet;
+  text: string;
+  operation: string;
+  num_groups: number;
+  waited_seconds: number | null;
 }
 
 /** The address that the server sees for the caller, and whether a proxy is between. */

@@ -117,7 +117,7 @@ export function Shell({ run, overview, apiPath, children }) {
         : []),
       { keys: 'g a', text: 'Go to all runs', run: () => go('runs') },
       { keys: 'g n', text: 'Go to alerts', run: () => go('alerts') },
-      { keys: 'g h', text: 'Go to the fleet: hosts over runs', run: () => go('fleet') },
+      { keys: 'g v', text: 'Go to the fleet: hosts over runs', run: () => go('fleet') },
       ...(inRun ? [] : [{ keys: 'g p', text: 'Go to preflights', run: () => go('preflight') }]),
       { keys: 'g /', text: 'Search all runs', run: () => go(withQuery('search', { q: query.value.q })) },
     ],
