@@ -37,7 +37,7 @@ ANSWERS = {
     "Do the nodes differ": ("#verdict", r"differ|agree"),
     "What happened on the machines": ("#verdict", r"(?i)machine|host|node"),
     "What changed": ("main", rf"{SLOW}"),
-    "What would the run cost": ("main", r"(?i)without .*rank"),
+    "What would the run cost": ("main", rf"Rank {SLOW_RANK} as fast as its peers"),
     "Would the launch": ("main", r"(?i)preflight"),
     "Which host was slow": ("main", r"(?i)hosts"),
     "Which runs need": ("#verdict", r"(?i)runs? needs? attention"),
