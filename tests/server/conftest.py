@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,17 @@ def _empty_database() -> bytes:
 
 @pytest.fixture
 def client(settings: Settings) -> Iterator[TestClient]:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
+        yield client
+
+
+@contextmanager
+def serving(folder: Path, database_url: str) -> Iterator[TestClient]:
+    """Give a client of a server in this process, with a database that a whole module uses."""
+    settings = Settings(
+        data_dir=new_data(folder / "data", database_url), database_url=database_url,
+        look_seconds=3600.0, disk_reserve_bytes=0,
+    )  # fmt: skip
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
         yield client
 

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope_server.api.app import create_app
 from rankscope_server.api.compare import drift, sentence
 from rankscope_server.api.compare.noise import Change, change_of, window_of
 from rankscope_server.api.compare.parts import STEP, course, distribution, series_of
-from rankscope_server.settings import Settings
 from rankscope_server.verdict.budget import PARTS
-from tests.server.conftest import DATABASES, Sender, TestClient, new_data, poster, url_of
+from tests.server.conftest import DATABASES, Sender, TestClient, poster, serving, url_of
 from tests.server.raw_run import batches_of, make_run
 from tests.server.runs_sent import send_run
 from tests.server.seed import MS, Plan, Steps, make_steps, seed_with
@@ -36,12 +34,7 @@ PLANS = {
 def client(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[TestClient]:
-    url = url_of(request)
-    settings = Settings(
-        data_dir=new_data(tmp_path_factory.mktemp("compare") / "data", url), database_url=url,
-        look_seconds=3600.0, disk_reserve_bytes=0,
-    )  # fmt: skip
-    with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
+    with serving(tmp_path_factory.mktemp("compare"), url_of(request)) as client:
         for name, plan in PLANS.items():
             seed_with(poster(client), **vars(plan))
             assert name == plan.run_id

@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from rankscope.wire import schema
-from rankscope_server.api.app import create_app
 from rankscope_server.api.hang import icicle
 from rankscope_server.api.hang.ranges import MAX_RANGES, ranges_text
 from rankscope_server.api.hang.schema import Frame
 from rankscope_server.diagnose.window import Window
-from rankscope_server.settings import Settings
-from tests.server.conftest import DATABASES, Sender, TestClient, new_data, poster, url_of
+from tests.server.conftest import DATABASES, Sender, TestClient, poster, serving, url_of
 from tests.server.seed import seed_with
 
 S = 10**9
@@ -31,12 +29,7 @@ CULPRIT = 17
 def client(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[TestClient]:
-    url = url_of(request)
-    settings = Settings(
-        data_dir=new_data(tmp_path_factory.mktemp("hang") / "data", url), database_url=url,
-        look_seconds=3600.0, disk_reserve_bytes=0,
-    )  # fmt: skip
-    with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
+    with serving(tmp_path_factory.mktemp("hang"), url_of(request)) as client:
         yield client
 
 

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema
-from rankscope_server.api.app import create_app
 from rankscope_server.api.resources.grid import Grid, deviations_of, on_grid
-from rankscope_server.settings import Settings
-from tests.server.conftest import DATABASES, Sender, TestClient, new_data, url_of
+from tests.server.conftest import DATABASES, Sender, TestClient, serving, url_of
 from tests.server.seed import Plan, chunk, sample_columns
 
 S = 10**9
@@ -100,12 +98,7 @@ def test_one_slice_far_off_is_worth_a_line_and_three_are_nobody_s_peers() -> Non
 def client(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[TestClient]:
-    url = url_of(request)
-    settings = Settings(
-        data_dir=new_data(tmp_path_factory.mktemp("resources") / "data", url), database_url=url,
-        look_seconds=3600.0, disk_reserve_bytes=0,
-    )  # fmt: skip
-    with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
+    with serving(tmp_path_factory.mktemp("resources"), url_of(request)) as client:
         send_job(client, "job")
         yield client
 

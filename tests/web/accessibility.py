@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,3 +23,14 @@ def violations(page: Any) -> list[str]:
         for one in found
         for node in one["nodes"][:3]
     ]
+
+
+def check_sizes_and_themes(page: Any, widths: Sequence[int]) -> None:
+    """Fail where the page is wider than a window, or not accessible in one of the themes."""
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": 900})
+        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert over <= 0, f"{over} px too wide at {width}"
+    for theme in ("dark", "light"):
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        assert violations(page) == []

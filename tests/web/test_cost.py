@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.web.accessibility import violations
+from tests.web.accessibility import check_sizes_and_themes
 from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, SLOW_RANK, Site, Watched
 from tests.web.prefix import proxy
 
@@ -28,14 +28,7 @@ def test_the_page_is_whole_and_accessible_in_both_themes(
     open_page: Callable[..., Watched], path: str
 ) -> None:
     watched = open_page(path, theme="dark")
-    page = watched.page
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert over <= 0, f"{over} px too wide at {width}"
-    assert violations(page) == []
-    page.emulate_media(color_scheme="light", reduced_motion="reduce")
-    assert violations(page) == []
+    check_sizes_and_themes(watched.page, WIDTHS)
     watched.check()
 
 

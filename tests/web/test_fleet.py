@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.seed import seed_run, wait_until_judged
-from tests.web.accessibility import violations
+from tests.web.accessibility import check_sizes_and_themes
 from tests.web.conftest import Site, Watched, serving
 from tests.web.prefix import proxy
 
@@ -44,14 +44,7 @@ def test_the_page_is_whole_and_accessible_in_both_themes(
     cluster: Site, open_page: Callable[..., Watched], path: str
 ) -> None:
     watched = opened(cluster, open_page, path)
-    page = watched.page
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert over <= 0, f"{over} px too wide at {width}"
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
-        assert violations(page) == []
+    check_sizes_and_themes(watched.page, WIDTHS)
     watched.check()
 
 
