@@ -100,7 +100,7 @@ def test_it_is_reached_by_keyboard_and_under_a_prefix(
         watched.origin = url
         page = watched.go("runs/r0").page
         page.keyboard.press("g")
-        page.keyboard.press("h")
+        page.keyboard.press("v")
         page.wait_for_url(f"{url}/fleet")
         watched.settled()
         assert SLOW_HOST in watched.sentence()
