@@ -1145,6 +1145,7 @@ export interface Machines {
 /** Ranks by steps, one byte a cell; a bin shows its worst cell. */
 export interface Map {
   metric: string;
+  order: 'node' | 'rank' | 'stage' | 'worst';
   unit: 'ms' | 'ratio';
   reference: 'own' | 'peers' | null;
   reference_text: string;
@@ -1170,9 +1171,11 @@ export interface Map {
 /** One lane of the map. */
 export interface MapRow {
   label: string;
-  rank_lo: number;
-  rank_hi: number;
+  ranks: number[];
+  worst_rank: number;
   host: string;
+  group: string;
+  ranks_capped: Capped | null;
 }
 
 /** A step worth a tick. */

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from rankscope_server.api.steps.lanes import Lanes
+from rankscope_server.api.steps.queries import quiet
 from rankscope_server.api.steps.schema import Usual
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -93,19 +95,34 @@ def fold_times(plane: Plane, started: Array, places: Array) -> None:
             plane.times[place] = time
 
 
-def fold_ranks(plane: Plane, rank_bin: int, size: int, num_steps: int) -> tuple[Array, Array]:
+def fold_ranks(plane: Plane, lanes: Lanes, size: int, num_steps: int) -> tuple[Array, Array]:
     """Return (worst value, share of missing cells as 0..255) of each lane and column."""
-    height = plane.worst.shape[0]
-    starts = np.arange(0, height, rank_bin)
+    height, starts = plane.worst.shape[0], lanes.starts
     if not plane.worst.size:
         empty = np.zeros((len(starts), plane.worst.shape[1]))
         return np.full(empty.shape, np.nan), empty
     worst, present = plane.worst, plane.present
-    if rank_bin > 1:
+    if not lanes.is_by_rank:
+        worst, present = worst[lanes.ranks], present[lanes.ranks]
+    if len(starts) < height:
         worst = np.fmax.reduceat(worst, starts, axis=0)
         present = np.add.reduceat(present, starts, axis=0)
     ranks = np.diff(np.append(starts, height))[:, None]
     return worst, missing_share(present, ranks * widths(plane, size, num_steps))
+
+
+def lost_by_rank(plane: Plane, first: int, *, is_ratio: bool) -> Array:
+    """Return how much each rank deviates, from column `first` on; NaN where it has no data.
+
+    Of ratios the mean excess over 1, of durations the mean in ms. A rank that has data only before
+    that column is judged by those.
+    """
+    excess = np.maximum(plane.worst - 1, 0) if is_ratio else plane.worst
+    whole: Array = quiet(np.nanmean, excess, axis=1)
+    if not 0 < first < excess.shape[1]:
+        return whole
+    late: Array = quiet(np.nanmean, excess[:, first:], axis=1)
+    return np.where(np.isnan(late), whole, late)
 
 
 def widths(plane: Plane, size: int, num_steps: int) -> Array:

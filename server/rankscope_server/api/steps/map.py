@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import sqlalchemy as sa
@@ -21,12 +21,14 @@ from rankscope_server.api.steps.cells import (
     fold_block,
     fold_ranks,
     fold_times,
+    lost_by_rank,
     missing_share,
     scale_of,
     to_base64,
     usual_ratios,
     widths,
 )
+from rankscope_server.api.steps.lanes import Lanes, Ranks, choose_lanes, rows_of
 from rankscope_server.api.steps.map_words import MS_METRICS, RATIO_METRICS, map_text, reference_text
 from rankscope_server.api.steps.queries import (
     WARM_UP_STEPS,
@@ -37,7 +39,7 @@ from rankscope_server.api.steps.queries import (
     quiet,
     warm_up_steps,
 )
-from rankscope_server.api.steps.schema import Cell, Map, MapRow, Mark, PinnedRow
+from rankscope_server.api.steps.schema import Cell, Map, Mark, Order, PinnedRow
 from rankscope_server.findings.text import percent_text
 from rankscope_server.ingest.step_metrics import (
     BLOCKED_METRICS,
@@ -53,7 +55,6 @@ from rankscope_server.verdict.reference import Ratios, ratios, reference_kinds
 
 MAP_METRICS = (*RATIO_METRICS, *MS_METRICS)
 EARLY_STEPS = 50
-MAX_LANES = 2_048
 HOLD_STEPS = 64  # so long a sample is repeated
 MAX_CELLS = 4_000_000  # some 80 MB while they are folded
 CELLS_AT_ONCE = 500_000  # that are compared: some 30 MB
@@ -91,6 +92,7 @@ def rank_map(
     hi: int | None,
     width: int,
     lanes: int,
+    order: str = "rank",
 ) -> Map:
     """Return the map of a metric over steps `lo`..`hi`. Raises Problem 422."""
     check_metric(metric)
@@ -101,37 +103,40 @@ def rank_map(
     held = Held(peers.on_device & (metric in DEVICE_METRICS), HOLD_STEPS)
     plane = _fold_steps(connection, run.run_id, metric, peers, first, last, size, held)
     columns = plane.worst.shape[1]
-    lanes = min(max(lanes, 1), MAX_LANES)
-    rank_bin = max(1, -(-peers.height // lanes))
-    worst, missing = fold_ranks(plane, rank_bin, size, last - first + 1)
     is_ratio = metric in RATIO_METRICS
-    scale = None if is_ratio else scale_of(worst)
+    warm_up = _warm_up(connection, run, first, size)
+    ranks = Ranks(peers.hosts, peers.roles, lost_by_rank(plane, warm_up[0], is_ratio=is_ratio))
+    chosen = choose_lanes(order, ranks, lanes)
+    worst, missing = fold_ranks(plane, chosen, size, last - first + 1)
+    plain = worst
+    if order != "rank":  # a colour means the same in every order
+        plain, _ = fold_ranks(plane, choose_lanes("rank", ranks, lanes), size, last - first + 1)
+    scale = None if is_ratio else scale_of(plain)
     reference = _reference(plane.kinds) if is_ratio else None
     marks, num_marks = _marks(connection, run, first, last)
     return Map(
         metric=metric,
+        order=cast("Order", order),
         unit="ratio" if is_ratio else "ms",
         reference=reference,
         reference_text=reference_text(metric, plane.kinds),
         value_lo=None if scale is None else 0.0,
         value_hi=scale,
-        usual=usual_ratios(worst, is_of_peers=reference == "peers") if is_ratio else None,
+        usual=usual_ratios(plain, is_of_peers=reference == "peers") if is_ratio else None,
         step_lo=first,
         step_hi=last,
         bin=size,
         columns=columns,
-        rank_bin=rank_bin,
-        rows=_rows(peers, rank_bin),
+        rank_bin=chosen.most_ranks,
+        rows=rows_of(chosen, ranks),
         cells=encode(worst, scale),
         missing=to_base64(missing),
-        pinned=_pinned(connection, run, plane, peers, size, last - first + 1, scale, rank_bin),
+        pinned=_pinned(connection, run, plane, ranks, size, last - first + 1, scale, chosen),
         marks=marks,
         marks_capped=capped(len(marks), num_marks),
         time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],
         world_size=peers.height,
-        text=map_text(
-            metric, plane, peers.on_device, missing, held, _warm_up(connection, run, first, size)
-        ),
+        text=map_text(metric, plane, peers.on_device, missing, held, warm_up),
     )
 
 
@@ -272,32 +277,23 @@ def _zero(value: Any) -> Any:
     return 0.0 if value is None or np.isnan(value) else value
 
 
-def _rows(peers: Peers, rank_bin: int) -> list[MapRow]:
-    rows = []
-    for lo in range(0, peers.height, rank_bin):
-        hi = min(lo + rank_bin, peers.height) - 1
-        hosts = list(dict.fromkeys(host for host in peers.hosts[lo : hi + 1] if host))
-        host = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}" if hosts else ""
-        label = f"Rank {lo}" if lo == hi else f"Ranks {lo}-{hi}"
-        rows.append(MapRow(label=label, rank_lo=lo, rank_hi=hi, host=host))
-    return rows
-
-
 def _pinned(
     connection: sa.Connection,
     run: sa.Row[Any],
     plane: Plane,
-    peers: Peers,
+    ranks: Ranks,
     size: int,
     num_steps: int,
     scale: float | None,
-    rank_bin: int,
+    lanes: Lanes,
 ) -> list[PinnedRow]:
     why = {
-        rank: text for rank, text in _accused(connection, run.run_id).items() if rank < peers.height
+        rank: text
+        for rank, text in _accused(connection, run.run_id).items()
+        if rank < len(ranks.hosts)
     }
-    if scale is None and plane.worst.size and rank_bin > 1:
-        lost = np.nan_to_num(quiet(np.nanmean, np.maximum(plane.worst - 1, 0), axis=1))
+    if scale is None and lanes.most_ranks > 1:
+        lost = np.nan_to_num(ranks.lost)
         for rank in np.argsort(-lost).tolist():
             if lost[rank] >= MIN_LOST_RATIO:
                 why.setdefault(
@@ -311,7 +307,7 @@ def _pinned(
         largest = known(quiet(np.nanmax, worst)) if scale is None else None
         rows.append(
             PinnedRow(
-                rank=rank, label=f"Rank {rank}", host=peers.hosts[rank], why=why[rank],
+                rank=rank, label=f"Rank {rank}", host=ranks.hosts[rank], why=why[rank],
                 max_ratio=largest, cells=encode(worst, scale), missing=to_base64(missing),
             )
         )  # fmt: skip

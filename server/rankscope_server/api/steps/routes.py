@@ -16,6 +16,7 @@ from rankscope_server.api.steps import budget as budget_queries
 from rankscope_server.api.steps import map as map_queries
 from rankscope_server.api.steps import queries as step_queries
 from rankscope_server.api.steps import series as series_queries
+from rankscope_server.api.steps.lanes import MAX_LANES, ORDERS
 from rankscope_server.api.steps.schema import (
     BesidePeers,
     Budget,
@@ -37,12 +38,13 @@ def rank_map(
     lo: From = None,
     hi: To = None,
     width: Width = 600,
-    lanes: Annotated[int, Query(ge=1, le=map_queries.MAX_LANES)] = 256,
+    lanes: Annotated[int, Query(ge=1, le=MAX_LANES)] = 256,
+    order: Annotated[str, one_of(ORDERS)] = "rank",
 ) -> Response:
     """Return the map, ranks by steps."""
     with service_of(request).read() as connection:
         body = map_queries.rank_map(
-            connection, run_row(connection, run), metric, lo, hi, width, lanes
+            connection, run_row(connection, run), metric, lo, hi, width, lanes, order
         )
     return send(request, body, body.rows)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from rankscope_server.answers import Capped, Schema
+
+Order: TypeAlias = Literal["rank", "worst", "node", "stage"]
 
 
 class MapRow(Schema, frozen=True):
     """One lane of the map."""
 
     label: str
-    rank_lo: int
-    rank_hi: int
+    ranks: list[int]  # with order `worst` those that deviate most come first
+    worst_rank: int  # of them the one that deviates most over the range
     host: str
+    group: str  # the node or stage that its lanes share; empty where lanes are not grouped
+    ranks_capped: Capped | None = None
 
 
 class PinnedRow(Schema, frozen=True):
@@ -48,6 +52,7 @@ class Map(Schema, frozen=True):
     """Ranks by steps, one byte a cell; a bin shows its worst cell."""
 
     metric: str
+    order: Order
     unit: Literal["ratio", "ms"]
     reference: Literal["peers", "own"] | None
     reference_text: str
