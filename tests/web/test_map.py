@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.web.conftest import HEALTHY, SLOW, SLOW_FROM, SLOW_RANK, STEPS, Watched
+from tests.server.seed import seed_run, wait_until_judged
+from tests.web.accessibility import violations
+from tests.web.conftest import HEALTHY, SLOW, SLOW_FROM, SLOW_RANK, STEPS, Watched, serving
 
 pytestmark = pytest.mark.browser
 VISIBLE = 10.0  # CIELAB distance that an eye does not miss
@@ -29,6 +34,11 @@ READ_LANES = """() => {
       return {rank: Number(name.querySelector('a').textContent.slice(5)), pixels: [...pixels]};
     });
 }"""
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        return bytes(reply.read())
 
 
 def lanes(page: Any) -> dict[int, list[tuple[int, int, int]]]:
@@ -126,3 +136,109 @@ def test_dragging_zooms_and_back_undoes_it(open_page: Callable[..., Watched]) ->
     page.wait_for_url("**/ranks?steps=76-15*")
     page.go_back()
     page.wait_for_url("**/ranks")
+
+
+ORDER = re.compile("^Order of the map")
+WIDE, WIDE_RANKS, WIDE_SLOW = "wide", 512, 389
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that holds a run of more ranks than the map has lanes, on 8 nodes."""
+    with serving(tmp_path_factory.mktemp("wide")) as url:
+        seed_run(
+            url, run_id=WIDE, ranks=WIDE_RANKS, ranks_per_node=64, steps=40, slow_rank=WIDE_SLOW,
+            slow_from=20, steps_per_batch=40,
+        )  # fmt: skip
+        wait_until_judged(url)
+        yield url
+
+
+def open_wide(open_page: Callable[..., Watched], url: str, path: str, **more: Any) -> Watched:
+    watched = open_page(**more)
+    watched.origin = url
+    watched.go(path)
+    watched.page.locator(".plotregion canvas").wait_for()
+    return watched
+
+
+def names(page: Any) -> list[str]:
+    return [str(text) for text in page.locator(".gutter .lanename").all_inner_texts()]
+
+
+def test_an_order_is_chosen_by_keyboard_and_kept_in_the_address(
+    open_page: Callable[..., Watched],
+) -> None:
+    watched = open_page(f"runs/{SLOW}/ranks")
+    page = watched.page
+    page.keyboard.press("o")
+    page.wait_for_url("**/ranks?order=worst")
+    page.locator("[aria-live=polite]", has_text="worst first").wait_for()
+    page.locator(".gutter .lanename:not(.strip)").first.get_by_text(f"Rank {SLOW_RANK}").wait_for()
+    assert page.get_by_label(ORDER).input_value() == "worst"
+    page.get_by_label(ORDER).focus()
+    page.keyboard.press("ArrowDown")
+    page.wait_for_url("**/ranks?order=node")
+    page.locator(".groupband").nth(3).wait_for()
+    assert page.locator(".groupband").count() == 4
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("g")
+    page.keyboard.press("o")
+    page.wait_for_url(f"**/runs/{SLOW}?order=node")
+    watched.settled()
+    page.keyboard.press("o")
+    page.keyboard.press("o")
+    page.wait_for_url(lambda url: "order=" not in url)
+    watched.check()
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_of_many_ranks_the_odd_one_is_first_and_named(
+    open_page: Callable[..., Watched], wide: str, theme: str
+) -> None:
+    watched = open_wide(open_page, wide, f"runs/{WIDE}/ranks?order=worst", theme=theme)
+    page = watched.page
+    rows = [text for text in names(page) if text.startswith("Rank")]
+    assert sum(text.startswith(f"Rank {WIDE_SLOW}") for text in rows) == 2, "pinned and first lane"
+    shares = [text for text in rows if " more" in text]
+    assert shares, "the others share lanes, and each lane says whose it is"
+    assert all(re.match(r"Ranks \d+, \d+ and \d+ more", text) for text in shares)
+    colours = lanes(page)[WIDE_SLOW]
+    calm, slow = colours[len(colours) // 4], colours[3 * len(colours) // 4]
+    assert distance(calm, slow) >= VISIBLE
+    page.locator(".plotregion").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("PageDown")
+    page.keyboard.press("PageDown")
+    page.keyboard.press("PageDown")
+    page.locator("[aria-live=polite]", has_text="Most over the range: rank").wait_for()
+    said = page.locator("[aria-live=polite]").first.inner_text()
+    worst = re.search(r"Most over the range: rank (\d+)", said)
+    assert worst
+    assert f"Most over the range: rank {worst[1]}" in page.locator(".tip").inner_text()
+    page.keyboard.press("Space")
+    page.wait_for_url(f"**sel={worst[1]}@40*")
+    page.locator(".cellbox").wait_for()
+    assert violations(page) == []
+    watched.check()
+
+
+def test_a_click_on_a_lane_of_many_pins_the_one_that_deviates(
+    open_page: Callable[..., Watched], wide: str
+) -> None:
+    watched = open_wide(open_page, wide, f"runs/{WIDE}?order=node")
+    page = watched.page
+    bold = page.locator(".gutter .lanename b").all_inner_texts()
+    assert [text for text in bold if text.startswith("node-")] == [f"node-{c}" for c in "abcdefgh"]
+    bands = page.locator(".groupband")
+    assert [band.get_attribute("title") for band in bands.all()] == [
+        f"node-{c}" for c in "abcdefgh"
+    ]
+    answer = json.loads(read(f"{wide}/api/v1/runs/{WIDE}/map?order=node&lanes=78"))
+    row = next(i for i, row in enumerate(answer["rows"]) if WIDE_SLOW in row["ranks"])
+    own = [i for i, row in enumerate(answer["rows"]) if row["group"] == "node-g"]
+    box, band = page.locator(".plotregion").bounding_box(), bands.nth(6).bounding_box()
+    y = band["y"] + band["height"] * (row - own[0] + 0.4) / len(own)
+    page.mouse.click(box["x"] + box["width"] * 0.9, y)
+    page.wait_for_url(f"**sel={WIDE_SLOW}@*")
+    watched.check()

@@ -27,6 +27,8 @@ PAGES = {
     "step": f"runs/{SLOW}/steps/200?sel=5@200&at=0:90000",
     "step-healthy": f"runs/{HEALTHY}/steps/100",
     "step-first": f"runs/{FRESH}/steps/1",
+    "ranks-worst": f"runs/{SLOW}/ranks?order=worst",
+    "ranks-by-node": f"runs/{SLOW}/ranks?order=node",
     "collectives": f"runs/{SLOW}/collectives",
     "collectives-open": f"runs/{SLOW}/collectives?call=all_reduce@default_pg@8388608&steps=200-260",
     "collectives-nothing": f"runs/{SLOW}/collectives?steps=900-950",

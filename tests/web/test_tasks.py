@@ -27,6 +27,7 @@ ANSWERS = {
     "What happened in the step after": ("main", rf"{SLOW_FROM + 1}"),
     "How is rank 5": ("#verdict", rf"Rank {SLOW_RANK}"),
     "Which ranks were slow": ("main", rf"Rank {SLOW_RANK}\s+\+\d+ %"),
+    "Which ranks deviate": (".gutter .lanename:not(.strip) >> nth=0", rf"Rank {SLOW_RANK}\b"),
     "The map as numbers": (".maptable tbody tr >> nth=0", rf"Rank {SLOW_RANK}\b"),
     "Which findings": ("#verdict", rf"Rank {SLOW_RANK}"),
     "What did rank 3 log": ("#verdict", r"[\d,]+ of [\d,]+ lines match"),

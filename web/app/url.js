@@ -4,7 +4,7 @@
 /** @typedef {Record<string, string | number | null | undefined>} Query */
 
 /** What travels from page to page of one run. */
-export const CARRIED = ['steps', 'ranks', 'attempt', 'sel'];
+export const CARRIED = ['steps', 'ranks', 'attempt', 'sel', 'order'];
 
 /** @type {[RegExp, string][]} */
 const PLACES = [

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { binFor, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, ratioOf, rgb, stepAt, stretch, stretches, ticks, usualLevel, usualOf, usualWords, xOf, zoom } from '../../../web/app/charts/scene.js';
+import { binFor, breaksOf, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, ranksTitle, ratioOf, rgb, stepAt, stretch, stretches, ticks, usualLevel, usualOf, usualWords, xOf, zoom } from '../../../web/app/charts/scene.js';
 
 const level = (ratio) => Math.round(127 + 127 * Math.log2(ratio));
 const USUAL = usualOf({ usual: null }).cell;
@@ -138,4 +138,23 @@ test('the usual level of a lane is that of its ordinary steps since the onset', 
   assert.equal(usualLevel(cells, map, 1), level(1.5), 'half of the steps are slow');
   assert.equal(usualLevel(cells, map, 5), level(1.5));
   assert.equal(usualLevel(Uint8Array.from([MISSING]), map, 1), null);
+});
+
+test('lanes of another group begin after a gap, and none is lost', () => {
+  const rows = ['a', 'a', 'b', 'c', 'c'].map((group) => ({ group }));
+  const breaks = breaksOf(rows);
+  assert.deepEqual([...breaks], [2, 3]);
+  assert.equal(breaksOf([{ group: '' }, { group: '' }]).size, 0);
+  const wish = { rows: 5, pins: 0, strip: false, maxHeight: 100 };
+  const [plain, grouped] = [layout(wish), layout({ ...wish, breaks })];
+  assert.deepEqual(grouped.bands.map((band, i) => band.y - plain.bands[i].y), [0, 0, 4, 8, 8]);
+  assert.equal(grouped.height - plain.height, 8);
+  assert.deepEqual(grouped.bands.map((band) => band.index), [0, 1, 2, 3, 4]);
+});
+
+test('a lane of few ranks names all of them, one of many has its label', () => {
+  const row = { label: 'Ranks 5, 1 and 1 more', ranks: [5, 1, 9] };
+  assert.equal(ranksTitle(row), 'Ranks 5, 1, 9');
+  assert.equal(ranksTitle({ label: 'Ranks 0-99', ranks: Array.from({ length: 100 }, (_, i) => i) }), 'Ranks 0-99');
+  assert.equal(ranksTitle({ label: 'Rank 3', ranks: [3] }), 'Rank 3');
 });

@@ -13,11 +13,15 @@ import { isNeutral, MISSING, ratioOf, referenceWords, stepAt, usualOf, xOf } fro
 /** @typedef {{band: Band, step: number, x: number}} Spot */
 /** @typedef {{map: MapData, lanes: import('./paint.js').Lanes, plan: import('./scene.js').Layout, width: number}} View */
 
+const NAMED = 8; // ranks of a lane in its tip
+
 /** What a spot holds, in numbers. @param {View} view @param {Spot} spot */
 export function readSpot({ map, lanes }, { band, step }) {
   const column = Math.min(map.columns - 1, Math.floor((step - map.step_lo) / map.bin));
   const pin = band.kind === 'pin' ? map.pinned[band.index] : null;
-  const row = pin ? { label: pin.label, rank_lo: pin.rank, rank_hi: pin.rank, host: pin.host } : map.rows[band.index];
+  const row = pin
+    ? { label: pin.label, ranks: [pin.rank], worst_rank: pin.rank, host: pin.host, group: '', ranks_capped: null }
+    : map.rows[band.index];
   const lane = band.kind === 'pin' ? lanes.pins[band.index] : lanes.rows[band.index];
   const level = lane.cells[column];
   const first = map.step_lo + column * map.bin;
@@ -36,13 +40,27 @@ export function levelWords(map, level) {
   return level >= 254 ? `${text} or more` : level <= 0 ? `${text} or less` : text;
 }
 
+/** Where a lane is: its group and its host, each where the label does not say it. @param {import('../../types/api.js').MapRow} row */
+export function placeWords(row) {
+  const host = row.host && !row.label.includes(row.host) ? ` on ${row.host}` : '';
+  return row.group && row.group !== row.host ? `, ${row.group}${host}` : host;
+}
+
+/** The ranks of a lane in the order that they have there, as many as a tip holds. @param {import('../../types/api.js').MapRow} row */
+function ranksWords(row) {
+  const total = row.ranks_capped?.total ?? row.ranks.length;
+  const shown = row.ranks.slice(0, NAMED).join(', ');
+  return `${count(total)} ranks: ${shown}${total > NAMED ? ` and ${count(total - NAMED)} more` : ''}`;
+}
+
 /** Where a key leads. @param {string} key @param {boolean} shift
  * @param {{here: number, step: number, map: MapData, lanesOnly: Band[]}} from @returns {{lane: number, step: number} | null} */
 export function moveSpot(key, shift, { here, step, map, lanesOnly }) {
   const across = shift ? 50 : map.bin;
   const hostOf = (/** @type {number} */ lane) => {
     const band = lanesOnly[lane];
-    return band.kind === 'pin' ? `pin ${band.index}` : map.rows[band.index].host;
+    if (band.kind === 'pin') return `pin ${band.index}`;
+    return map.rows[band.index].group || map.rows[band.index].host;
   };
   const nextLane = (/** @type {1 | -1} */ way) => {
     let lane = here + way;
@@ -72,13 +90,7 @@ export function moveSpot(key, shift, { here, step, map, lanesOnly }) {
 /** The lane that shows a rank: its own pinned lane first. @param {View} view @param {number} rank */
 export function bandOf({ map, plan }, rank) {
   const pinned = plan.bands.find((band) => band.kind === 'pin' && map.pinned[band.index].rank === rank);
-  return (
-    pinned ??
-    plan.bands.find(
-      (band) => band.kind === 'row' && map.rows[band.index].rank_lo <= rank && rank <= map.rows[band.index].rank_hi,
-    ) ??
-    null
-  );
+  return pinned ?? plan.bands.find((band) => band.kind === 'row' && map.rows[band.index].ranks.includes(rank)) ?? null;
 }
 
 /** A box around the pinned cell, or around the lane where only a rank is selected. @param {{view: View, rank: number, step: number | null}} props */
@@ -130,7 +142,7 @@ export function Cursor({ view, spot, brush, run }) {
     t.div(
       { class: 'tip', style },
       t.b(null, read.row.label),
-      read.row.host && !read.row.label.includes(read.row.host) ? ` on ${read.row.host}` : '',
+      placeWords(read.row),
       t.br(null),
       map.bin > 1 ? `steps ${count(read.first)}–${count(read.last)}, worst of them` : `step ${count(read.first)}`,
       read.time ? `, ${timeOfDay(read.time)}` : '',
@@ -142,9 +154,11 @@ export function Cursor({ view, spot, brush, run }) {
       read.missing > 0 && read.level !== MISSING
         ? t.span({ class: 'faint' }, `, ${percent(read.missing)} without data`)
         : '',
-      map.bin === 1 && read.row.rank_lo === read.row.rank_hi
-        ? el(Exact, { run, rank: read.row.rank_lo, step: read.first })
-        : null,
+      read.row.ranks.length > 1
+        ? t.span({ class: 'exact' }, `${ranksWords(read.row)}. Most over the range: rank ${read.row.worst_rank}`)
+        : map.bin === 1
+          ? el(Exact, { run, rank: read.row.worst_rank, step: read.first })
+          : null,
     ),
   );
 }

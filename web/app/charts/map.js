@@ -9,14 +9,17 @@ import { Problem, Skeleton, useHeld, useWidth } from '../parts/bits.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { readCell, readRange, readRank, runPath, withQuery, writeCell } from '../url.js';
-import { bandOf, Cursor, levelWords, moveSpot, readSpot, Selection } from './cursor.js';
+import { bandOf, Cursor, levelWords, moveSpot, placeWords, readSpot, Selection } from './cursor.js';
 import { paint, tokens } from './paint.js';
 import {
   bandAt,
+  breaksOf,
   decodeBytes,
   isNeutral,
+  LINK_PITCH,
   layout,
   MISSING,
+  ranksTitle,
   stepAt,
   stretches,
   usualLevel,
@@ -37,12 +40,17 @@ import {
 const NAME_HEIGHT = 14; // of a lane's name; below the last lane stands what the axis shows
 const WIDTH_STEP = 32; // a window that is dragged wider asks again once per so many pixels
 
-/** The addresses that a map of a run reads. @param {string} run @param {{metric?: string, width: number, maxHeight: number, steps: [number, number] | null}} wish */
-export function mapPaths(run, { metric, width, maxHeight, steps }) {
+/** How many lanes fit. Worst first each is high enough for its name, which does not follow from those beside it. @param {number} maxHeight @param {string} [order] */
+function mostLanes(maxHeight, order) {
+  return Math.floor(maxHeight / (order === 'worst' ? LINK_PITCH : 3));
+}
+
+/** The addresses that a map of a run reads. @param {string} run @param {{metric?: string, order?: string, width: number, maxHeight: number, steps: [number, number] | null}} wish */
+export function mapPaths(run, { metric, order, width, maxHeight, steps }) {
   const pixels = Math.max(WIDTH_STEP, Math.floor(width / WIDTH_STEP) * WIDTH_STEP);
   const range = { from: steps?.[0], to: steps?.[1], width: pixels };
   return {
-    map: withQuery(runPath(run, 'map'), { metric, ...range, lanes: Math.floor(maxHeight / 3) }),
+    map: withQuery(runPath(run, 'map'), { metric, ...range, lanes: mostLanes(maxHeight, order), order }),
     strip: withQuery(runPath(run, 'throughput'), range),
   };
 }
@@ -53,10 +61,11 @@ export function RankMap({ run, topic, maxHeight, ranks, metric, onData }) {
   const plot = useRef(/** @type {HTMLDivElement | null} */ (null));
   const width = useWidth(plot);
   const steps = readRange(query.value.steps);
-  const paths = mapPaths(run, { metric, width, maxHeight, steps });
+  const order = query.value.order;
+  const paths = mapPaths(run, { metric, order, width, maxHeight, steps });
   const answer = useApi(width ? paths.map : null, { topic, on: ['steps', 'ranks', 'verdict', 'findings'] });
   const strip = useApi(width ? paths.strip : null, { topic, on: ['steps', 'verdict'] });
-  const identity = `${run} ${metric} ${query.value.steps ?? ''} ${width}`;
+  const identity = `${run} ${metric} ${order} ${query.value.steps ?? ''} ${width}`;
   const both = useMemo(
     () =>
       answer.data
@@ -71,11 +80,17 @@ export function RankMap({ run, topic, maxHeight, ranks, metric, onData }) {
   }, [map]);
   const lanes = useMemo(() => (map ? decodeLanes(map) : null), [map]);
   const plan = map
-    ? layout({ rows: map.rows.length, pins: wantsPins(map) ? map.pinned.length : 0, strip: true, maxHeight })
+    ? layout({
+        rows: map.rows.length,
+        pins: wantsPins(map) ? map.pinned.length : 0,
+        strip: true,
+        maxHeight,
+        breaks: breaksOf(map.rows),
+      })
     : null;
   // The frame has its final size before its data, so that nothing below it jumps.
   const expected = layout({
-    rows: Math.min(Math.max(1, ranks), Math.floor(maxHeight / 3)),
+    rows: Math.min(Math.max(1, ranks), mostLanes(maxHeight, order)),
     pins: 0,
     strip: true,
     maxHeight,
@@ -121,6 +136,8 @@ function Gutter({ map, plan, lanes, run }) {
   const pitch = rows.length > 1 ? rows[1].y - rows[0].y : 20;
   const onset = map.marks.find((mark) => mark.kind === 'onset')?.step ?? map.step_lo;
   const every = Math.max(1, Math.ceil(16 / pitch));
+  const groups = groupsOf(map.rows, rows);
+  const named = every > 1 && groups.length > 0 ? groupNames(groups, every) : null;
   return t.div(
     { class: 'gutter', style: { height: `${plan.height}px` } },
     plan.bands.map((band) => {
@@ -145,14 +162,20 @@ function Gutter({ map, plan, lanes, run }) {
           ),
         );
       }
-      if (every > 1 && (band.index % every !== 0 || band.y + NAME_HEIGHT > plan.bottom)) return null;
       const row = map.rows[band.index];
+      if (every > 1 && band.y + NAME_HEIGHT > plan.bottom) return null;
+      if (named ? !named.has(band.index) : every > 1 && band.index % every !== 0) return null;
+      const group = named?.get(band.index);
+      if (group) {
+        const title = `${group}: ${row.label} and on`;
+        return t.div({ key: `r${band.index}`, class: 'lanename', style, title }, t.b(null, group));
+      }
       const usual = usualLevel(lanes.rows[band.index].cells, map, onset);
       const slow = usual !== null && map.unit === 'ratio' && usual > 127 && !isNeutral(usual, usualOf(map).stretch);
       return t.div(
-        { key: `r${band.index}`, class: 'lanename', style, title: row.host ? `${row.label}, ${row.host}` : row.label },
-        row.rank_lo === row.rank_hi
-          ? t.a({ href: runPath(run, 'ranks', String(row.rank_lo)), class: 'quiet' }, row.label)
+        { key: `r${band.index}`, class: 'lanename', style, title: `${ranksTitle(row)}${placeWords(row)}` },
+        row.ranks.length === 1 && every * pitch >= LINK_PITCH
+          ? t.a({ href: runPath(run, 'ranks', String(row.worst_rank)), class: 'quiet' }, row.label)
           : t.span(null, row.label),
         every === 1
           ? t.span(
@@ -162,18 +185,55 @@ function Gutter({ map, plan, lanes, run }) {
                 : slow
                   ? t.b({ class: 'lanepeak' }, levelWords(map, usual))
                   : row.label.includes(row.host)
-                    ? ''
-                    : row.host,
+                    ? row.group
+                    : row.group || row.host,
             )
           : null,
       );
     }),
+    groups.map(({ name, top, bottom }) =>
+      t.div({
+        key: `g${top}`,
+        class: 'groupband',
+        style: { top: `${top}px`, height: `${bottom - top}px` },
+        title: name,
+      }),
+    ),
     t.div(
       { class: 'lanename axisname', style: { top: `${plan.bottom + 3}px`, height: '14px' } },
       t.span(null, ''),
       t.span({ class: 'faint' }, 'step, time of day'),
     ),
   );
+}
+
+/** @typedef {{name: string, first: number, lanes: number, top: number, bottom: number}} Group */
+
+/** The groups of the lanes, from top to bottom; none where lanes are not grouped. @param {MapData['rows']} rows @param {Band[]} bands @returns {Group[]} */
+function groupsOf(rows, bands) {
+  /** @type {Group[]} */
+  const groups = [];
+  for (const [index, { group: name }] of rows.entries()) {
+    const { y, height } = bands[index];
+    const last = groups.at(-1);
+    if (last && last.name === name) Object.assign(last, { lanes: last.lanes + 1, bottom: y + height });
+    else groups.push({ name, first: index, lanes: 1, top: y, bottom: y + height });
+  }
+  return groups.filter((group) => group.name !== '');
+}
+
+/** Which lanes get a name where not all do: the first of a group its name, then every so many. @param {Group[]} groups @param {number} every */
+function groupNames(groups, every) {
+  /** @type {Map<number, string>} */
+  const names = new Map();
+  let free = 0;
+  for (const { name, first, lanes, top } of groups) {
+    if (top < free) continue; // its band shows the name
+    for (let index = 0; index === 0 || index + every <= lanes; index += every)
+      names.set(first + index, index === 0 ? name : '');
+    free = top + NAME_HEIGHT;
+  }
+  return names;
 }
 
 /** @param {{run: string, view: View, strip: Throughput | null}} props */
@@ -214,7 +274,7 @@ function Plot({ run, view, strip }) {
   function pin(/** @type {Spot | null} */ at) {
     if (!at) return setQuery({ sel: null });
     const read = readSpot(view, at);
-    return setQuery({ sel: writeCell({ rank: read.row.rank_lo, step: at.step }) });
+    return setQuery({ sel: writeCell({ rank: read.row.worst_rank, step: at.step }) });
   }
   function move(/** @type {Spot | null} */ to, speak = false) {
     spot.value = to;
@@ -227,7 +287,7 @@ function Plot({ run, view, strip }) {
           ? ' from its own early steps'
           : ' from median';
     announce(
-      `${read.row.label}${read.row.host ? ` on ${read.row.host}` : ''}, step ${to.step}, ${levelWords(map, read.level)}${from}`,
+      `${read.row.label}${placeWords(read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}${read.row.ranks.length > 1 ? `. Most over the range: rank ${read.row.worst_rank}` : ''}`,
     );
   }
   function zoomBy(/** @type {number} */ factor, /** @type {number} */ centre) {
@@ -276,7 +336,7 @@ function Plot({ run, view, strip }) {
       const read = readSpot(view, at);
       go(
         withQuery(runPath(run, 'steps', String(at.step)), {
-          sel: writeCell({ rank: read.row.rank_lo, step: at.step }),
+          sel: writeCell({ rank: read.row.worst_rank, step: at.step }),
         }),
       );
     } else if (event.key === ' ') {

@@ -4,8 +4,8 @@ import { useState } from 'preact/hooks';
 import { count, deviation, percent } from '../format.js';
 import { setQuery } from '../router.js';
 import { t } from '../tags.js';
-import { levelWords } from './cursor.js';
-import { decodeBytes, laneSummary, ratioOf } from './scene.js';
+import { levelWords, placeWords } from './cursor.js';
+import { decodeBytes, laneSummary, ranksTitle, ratioOf } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 
@@ -25,9 +25,10 @@ export function MapTable({ map }) {
   const cells = decodeBytes(map.cells);
   const lanes = map.rows.map((row, i) => ({
     row,
+    place: i,
     ...laneSummary(cells.subarray(i * map.columns, (i + 1) * map.columns), map),
   }));
-  const by = (/** @type {any} */ lane) => (sort === 'label' ? -lane.row.rank_lo : (lane[sort] ?? -1));
+  const by = (/** @type {any} */ lane) => (sort === 'label' ? -lane.place : (lane[sort] ?? -1));
   const sorted = [...lanes].sort((a, b) => by(b) - by(a));
   return t.div(
     { class: 'scroll maptable', tabIndex: 0, role: 'region', 'aria-label': 'The map as a table' },
@@ -49,13 +50,11 @@ export function MapTable({ map }) {
         null,
         sorted.slice(0, SHOWN).map((lane) =>
           t.tr(
-            { key: lane.row.rank_lo },
+            { key: lane.place },
             t.td(
               null,
-              lane.row.label,
-              lane.row.host && !lane.row.label.includes(lane.row.host)
-                ? t.span({ class: 'faint' }, ` ${lane.row.host}`)
-                : null,
+              t.span({ title: ranksTitle(lane.row) }, lane.row.label),
+              t.span({ class: 'faint' }, placeWords(lane.row)),
             ),
             t.td(
               { class: 'num' },
@@ -73,7 +72,7 @@ export function MapTable({ map }) {
                     {
                       type: 'button',
                       class: 'link',
-                      onClick: () => setQuery({ sel: `${lane.row.rank_lo}@${lane.step}` }),
+                      onClick: () => setQuery({ sel: `${lane.row.worst_rank}@${lane.step}` }),
                     },
                     count(lane.step),
                   ),

@@ -237,15 +237,30 @@ export function growMarks(line, least, usual) {
 
 export const STRIP_HEIGHT = 58;
 export const AXIS_HEIGHT = 36;
-const PIN_HEIGHT = 18;
-const PIN_GAP = 3;
+/** So far apart, in px, names beside lanes can be links that a finger hits. */
+export const LINK_PITCH = 24;
+const PIN_HEIGHT = 20;
+const PIN_GAP = 4;
+const MOST_TITLED = 64; // ranks of a lane in a title
+const GROUP_GAP = 4;
+const MANY_GROUPS = 48; // of more the gaps would take much of the picture
+
+/** All ranks of a lane where they are few, else its label. @param {import('../../types/api.js').MapRow} row */
+export function ranksTitle(row) {
+  return row.ranks.length > 1 && row.ranks.length <= MOST_TITLED ? `Ranks ${row.ranks.join(', ')}` : row.label;
+}
+
+/** Which lanes begin another group than the one above them. @param {readonly {group: string}[]} rows @returns {Set<number>} */
+export function breaksOf(rows) {
+  return new Set(rows.flatMap((row, index) => (index > 0 && row.group !== rows[index - 1].group ? [index] : [])));
+}
 
 /**
- * Where each lane begins, from the top of the plot.
- * @param {{rows: number, pins: number, strip: boolean, maxHeight: number}} wish
+ * Where each lane begins, from the top of the plot. A gap stands above each lane in `breaks`.
+ * @param {{rows: number, pins: number, strip: boolean, maxHeight: number, breaks?: Set<number>}} wish
  * @returns {Layout}
  */
-export function layout({ rows, pins, strip, maxHeight }) {
+export function layout({ rows, pins, strip, maxHeight, breaks = new Set() }) {
   /** @type {Band[]} */
   const bands = [];
   let y = 0;
@@ -259,9 +274,11 @@ export function layout({ rows, pins, strip, maxHeight }) {
   }
   if (pins > 0) y += 5;
   const top = y;
-  const pitch = Math.max(3, Math.min(rows <= 8 ? 26 : 20, Math.floor(maxHeight / Math.max(1, rows))));
+  const pitch = Math.max(3, Math.min(rows <= 8 ? 26 : LINK_PITCH, Math.floor(maxHeight / Math.max(1, rows))));
   const gap = pitch >= 10 ? 2 : pitch >= 6 ? 1 : 0;
+  const apart = breaks.size > MANY_GROUPS ? 1 : GROUP_GAP;
   for (let index = 0; index < rows; index += 1) {
+    if (breaks.has(index)) y += apart;
     bands.push({ kind: 'row', index, y, height: pitch - gap });
     y += pitch;
   }

@@ -6,7 +6,7 @@ import { RankMap } from '../charts/map.js';
 import { referenceWords, usualWords } from '../charts/scene.js';
 import { change, count, duration, figure, plural, words } from '../format.js';
 import { useKeys } from '../keys.js';
-import { setTitle, theme } from '../page.js';
+import { announce, setTitle, theme } from '../page.js';
 import { Card, Guard, Loaded, Problem, Seen, Skeleton } from '../parts/bits.js';
 import { AnswerCard, FindingsTable, shortAnswer, VerdictCard } from '../parts/finding.js';
 import { Lazy } from '../parts/shell.js';
@@ -154,13 +154,39 @@ function Numbers({ numbers }) {
   );
 }
 
+/** @type {[string, string][]} */
+const ORDERS = [
+  ['rank', 'In order of rank'],
+  ['worst', 'Worst first'],
+  ['node', 'By node'],
+  ['stage', 'By pipeline stage'],
+];
+
+/** @param {string} order */
+function setOrder(order) {
+  setQuery({ order: order === 'rank' ? null : order });
+}
+
+function nextOrder() {
+  const here = ORDERS.findIndex(([name]) => name === (query.value.order ?? 'rank'));
+  const [name, title] = ORDERS[(here + 1) % ORDERS.length];
+  setOrder(name);
+  announce(`Ranks of the map: ${title.toLowerCase()}`);
+}
+
 /** The map in its card, with its legend and its table twin. @param {{run: string, topic: string | null, maxHeight: number, ranks: number, metric?: string, tools?: import('../tags.js').Children}} props */
 export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
   const [map, setMap] = useState(/** @type {MapData | null} */ (null));
   const [table, setTable] = useState(false);
   const range = readRange(query.value.steps);
   const selected = readCell(query.value.sel);
-  useKeys([{ keys: 't', text: 'The map as a table, and back', run: () => setTable((old) => !old) }], []);
+  useKeys(
+    [
+      { keys: 't', text: 'The map as a table, and back', run: () => setTable((old) => !old) },
+      { keys: 'o', text: 'Order of the map’s ranks: worst first, by node, by stage, by rank', run: nextOrder },
+    ],
+    [],
+  );
   const ratio = map === null || map.unit === 'ratio';
   return el(
     Card,
@@ -171,6 +197,15 @@ export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
       note: map ? map.text : '',
       tools: [
         tools,
+        t.select(
+          {
+            key: 'o',
+            'aria-label': 'Order of the map’s ranks',
+            value: query.value.order ?? 'rank',
+            onChange: (event) => setOrder(event.currentTarget.value),
+          },
+          ORDERS.map(([name, title]) => t.option({ key: name, value: name }, title)),
+        ),
         range
           ? t.button(
               { key: 'z', type: 'button', class: 'link', onClick: () => setQuery({ steps: null }) },

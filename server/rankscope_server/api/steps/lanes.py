@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ORDERS: tuple[str, ...] = get_args(Order)
 MAX_LANES = 2_048
 MAX_RANKS_SHOWN = 512  # of a lane
-_NAMED = 3  # ranks in the label of a lane
+_NAMED = 2  # ranks in the label of a lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ def choose_lanes(order: str, ranks: Ranks, most: int) -> Lanes:
             422, f"{len(names):,} groups do not fit into {MAX_LANES:,} lanes", "order",
             "use worst or rank",
         )  # fmt: skip
-    sizes = np.bincount(numbers, minlength=len(names)).tolist() if len(numbers) else []
+    sizes = np.bincount(numbers, minlength=len(names)).tolist()
     if order == "worst":
         in_order = np.argsort(-ranks.lost, kind="stable")  # NaN comes last
-        alone = min(most // 2, sizes[0] if sizes else 0) if len(numbers) > most else 0
+        alone = min(most // 2, sizes[0]) if len(numbers) > most else 0
         names = names[:1] * alone + names
-        sizes = [1] * alone + [sizes[0] - alone, *sizes[1:]] if sizes else []
+        sizes = [1] * alone + [sizes[0] - alone, *sizes[1:]]
     else:
         in_order = np.argsort(numbers, kind="stable")
     size = _least_size(sizes, most)

@@ -1,0 +1,143 @@
+"""The orders of the map: every rank in one lane, the odd ones first, groups never mixed."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankscope_server.api.steps.lanes import MAX_RANKS_SHOWN, Ranks, choose_lanes, rows_of
+from rankscope_server.problems import Problem
+from tests.server.conftest import Sender, TestClient, poster
+from tests.server.seed import seed_with
+
+ORDERS = ("rank", "worst", "node", "stage")
+SLOW = 643
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def ranks_of(answer: dict[str, Any]) -> list[int]:
+    return [rank for row in answer["rows"] for rank in row["ranks"]]
+
+
+def plane(answer: dict[str, Any], name: str = "cells") -> Array:
+    found = np.frombuffer(base64.b64decode(answer[name]), np.uint8)
+    return found.reshape(len(answer["rows"]), -1)
+
+
+def known(lost: list[float], hosts: list[str] | None = None, stages: Any = None) -> Ranks:
+    size = len(lost)
+    return Ranks(hosts or ["node-a"] * size, stages or [-1] * size, np.array(lost))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("lanes", [1, 3, 4])
+@pytest.mark.parametrize("metric", ["own_work", "step", "blocked"])
+def test_every_rank_is_in_one_lane(seeded: Sender, order: str, lanes: int, metric: str) -> None:
+    answer = seeded.get("/map", order=order, lanes=lanes, metric=metric)
+    assert answer["order"] == order
+    assert sorted(ranks_of(answer)) == [0, 1, 2, 3]
+    assert len(plane(answer)) == len(answer["rows"])
+    assert all(row["worst_rank"] in row["ranks"] for row in answer["rows"])
+    assert max(len(row["ranks"]) for row in answer["rows"]) == answer["rank_bin"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("metric", ["own_work", "step"])
+def test_an_order_moves_lanes_and_changes_no_cell(seeded: Sender, order: str, metric: str) -> None:
+    plain = seeded.get("/map", metric=metric)
+    other = seeded.get("/map", metric=metric, order=order)
+    moved = ranks_of(other)
+    for name in ("cells", "missing"):
+        assert (plane(other, name) == plane(plain, name)[moved]).all()
+    for name in ("usual", "value_hi", "pinned", "text", "marks"):
+        assert other[name] == plain[name]
+
+
+def test_the_slow_rank_comes_first_and_a_lane_names_its_worst(seeded: Sender) -> None:
+    assert ranks_of(seeded.get("/map", order="worst"))[0] == 2
+    (only,) = seeded.get("/map", lanes=1)["rows"]
+    assert (only["worst_rank"], only["ranks"]) == (2, [0, 1, 2, 3])
+
+
+def test_lanes_by_node_never_mix_hosts(seeded: Sender) -> None:
+    answer = seeded.get("/map", order="node", lanes=1)
+    rows = [(row["group"], row["host"], row["ranks"]) for row in answer["rows"]]
+    assert rows == [("node-a", "node-a", [0, 1]), ("node-b", "node-b", [2, 3])]
+
+
+def test_one_slow_rank_of_a_thousand_is_the_first_lane(client: TestClient) -> None:
+    run = seed_with(
+        poster(client), ranks=1024, ranks_per_node=64, steps=40, slow_rank=SLOW, slow_from=20,
+        steps_per_batch=40,
+    )  # fmt: skip
+    sender = Sender(client, run)
+    answer = sender.get("/map", order="worst", lanes=26)
+    first = answer["rows"][0]
+    assert (first["ranks"], first["label"], first["host"]) == ([SLOW], f"Rank {SLOW}", "node-k")
+    levels = plane(answer).astype(int)
+    assert (levels[0, 20:] > 127 + 127 * np.log2(1.3)).all()
+    assert levels[1:, 6:].max() < 127 + 127 * np.log2(1.3)
+    assert len(answer["rows"]) <= 26
+    assert Counter(ranks_of(answer)) == Counter(range(1024))
+    by_node = sender.get("/map", order="node", lanes=26)
+    assert Counter(ranks_of(by_node)) == Counter(range(1024))
+    for row in by_node["rows"]:
+        assert {rank // 64 for rank in row["ranks"]} == {ord(row["group"][-1]) - ord("a")}
+    (lane,) = [row for row in by_node["rows"] if SLOW in row["ranks"]]
+    assert lane["worst_rank"] == SLOW
+
+
+def test_ranks_without_data_come_last_and_share_no_lane_with_others() -> None:
+    lost = [0.1, np.nan, 0.3, 0.2, np.nan, 0.0]
+    rows = rows_of(choose_lanes("worst", known(lost), 3), known(lost))
+    assert [(row.ranks, row.group) for row in rows] == [
+        ([2], ""), ([3, 0, 5], ""), ([1, 4], "no data")
+    ]  # fmt: skip
+    nothing = known([np.nan] * 3)
+    assert [row.ranks for row in rows_of(choose_lanes("worst", nothing, 9), nothing)] == [
+        [0], [1], [2]
+    ]  # fmt: skip
+
+
+def test_stages_are_groups_in_their_order() -> None:
+    ranks = known([0.0] * 6, stages=[1, 0, -1, 1, 10, 2])
+    rows = rows_of(choose_lanes("stage", ranks, 9), ranks)
+    assert [(row.group, row.ranks) for row in rows] == [
+        ("Stage 0", [1]), ("Stage 1", [0]), ("Stage 1", [3]), ("Stage 2", [5]), ("Stage 10", [4]),
+        ("no stage", [2]),
+    ]  # fmt: skip
+
+
+def test_a_long_lane_says_that_its_list_is_cut() -> None:
+    ranks = known([0.0] * (MAX_RANKS_SHOWN + 1))
+    (row,) = rows_of(choose_lanes("rank", ranks, 1), ranks)
+    assert row.ranks_capped is not None
+    assert (row.ranks_capped.shown, row.ranks_capped.total) == (
+        MAX_RANKS_SHOWN,
+        MAX_RANKS_SHOWN + 1,
+    )
+
+
+def test_no_rank_at_all_has_no_lane() -> None:
+    for order in ORDERS:
+        lanes = choose_lanes(order, known([]), 9)
+        assert rows_of(lanes, known([])) == []
+
+
+def test_more_nodes_than_lanes_can_be_is_said() -> None:
+    hosts = [f"node-{number}" for number in range(3_000)]
+    with pytest.raises(Problem, match="3,000 groups"):
+        choose_lanes("node", known([0.0] * 3_000, hosts), 200)
+
+
+def test_an_unknown_order_names_its_field(seeded: Sender) -> None:
+    url = f"/api/v1/runs/{seeded.run_id}/map"
+    reply = seeded.client.get(url, params={"order": "mood"})
+    assert (reply.status_code, reply.json()["error"]["field"]) == (422, "order")
+    lines = seeded.client.get(url, params={"order": "worst", "format": "csv"}).text.splitlines()
+    assert lines[0].startswith("label,ranks,worst_rank,host,group")
+    assert lines[1].startswith("Rank 2,2,2,node-b")
