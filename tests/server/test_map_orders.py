@@ -94,8 +94,8 @@ def test_one_slow_rank_of_a_thousand_is_the_first_lane(client: TestClient) -> No
 def test_ranks_without_data_come_last_and_share_no_lane_with_others() -> None:
     lost = [0.1, np.nan, 0.3, 0.2, np.nan, 0.0]
     rows = rows_of(choose_lanes("worst", known(lost), 3), known(lost))
-    assert [(row.ranks, row.group) for row in rows] == [
-        ([2], ""), ([3, 0, 5], ""), ([1, 4], "no data")
+    assert [(row.ranks, row.group, row.worst_rank) for row in rows] == [
+        ([2], "", 2), ([3, 0, 5], "", 3), ([1, 4], "no data", None)
     ]  # fmt: skip
     nothing = known([np.nan] * 3)
     assert [row.ranks for row in rows_of(choose_lanes("worst", nothing, 9), nothing)] == [

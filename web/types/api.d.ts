@@ -1172,7 +1172,7 @@ export interface Map {
 export interface MapRow {
   label: string;
   ranks: number[];
-  worst_rank: number;
+  worst_rank: number | null;
   host: string;
   group: string;
   ranks_capped: Capped | null;

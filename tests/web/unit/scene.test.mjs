@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { binFor, breaksOf, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, ranksTitle, ratioOf, rgb, stepAt, stretch, stretches, ticks, usualLevel, usualOf, usualWords, xOf, zoom } from '../../../web/app/charts/scene.js';
+import { binFor, breaksOf, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, rankOf, ranksTitle, ratioOf, rgb, stepAt, stretch, stretches, ticks, usualLevel, usualOf, usualWords, xOf, zoom } from '../../../web/app/charts/scene.js';
 
 const level = (ratio) => Math.round(127 + 127 * Math.log2(ratio));
 const USUAL = usualOf({ usual: null }).cell;
@@ -156,5 +156,7 @@ test('a lane of few ranks names all of them, one of many has its label', () => {
   const row = { label: 'Ranks 5, 1 and 1 more', ranks: [5, 1, 9] };
   assert.equal(ranksTitle(row), 'Ranks 5, 1, 9');
   assert.equal(ranksTitle({ label: 'Ranks 0-99', ranks: Array.from({ length: 100 }, (_, i) => i) }), 'Ranks 0-99');
+  assert.equal(rankOf({ ranks: [5, 1, 9], worst_rank: 9 }), 9);
+  assert.equal(rankOf({ ranks: [5, 1, 9], worst_rank: null }), 5);
   assert.equal(ranksTitle({ label: 'Rank 3', ranks: [3] }), 'Rank 3');
 });

@@ -6,7 +6,7 @@ import { count, deviation, duration, percent, timeOfDay } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { timeAt } from './paint.js';
-import { isNeutral, MISSING, ratioOf, referenceWords, stepAt, usualOf, xOf } from './scene.js';
+import { isNeutral, MISSING, rankOf, ratioOf, referenceWords, stepAt, usualOf, xOf } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 /** @typedef {import('./scene.js').Band} Band */
@@ -51,6 +51,11 @@ function ranksWords(row) {
   const total = row.ranks_capped?.total ?? row.ranks.length;
   const shown = row.ranks.slice(0, NAMED).join(', ');
   return `${count(total)} ranks: ${shown}${total > NAMED ? ` and ${count(total - NAMED)} more` : ''}`;
+}
+
+/** Of several ranks the one that deviates most. @param {import('../../types/api.js').MapRow} row */
+export function worstWords(row) {
+  return row.ranks.length > 1 && row.worst_rank !== null ? `. Most over the range: rank ${row.worst_rank}` : '';
 }
 
 /** Where a key leads. @param {string} key @param {boolean} shift
@@ -155,9 +160,9 @@ export function Cursor({ view, spot, brush, run }) {
         ? t.span({ class: 'faint' }, `, ${percent(read.missing)} without data`)
         : '',
       read.row.ranks.length > 1
-        ? t.span({ class: 'exact' }, `${ranksWords(read.row)}. Most over the range: rank ${read.row.worst_rank}`)
+        ? t.span({ class: 'exact' }, `${ranksWords(read.row)}${worstWords(read.row)}`)
         : map.bin === 1
-          ? el(Exact, { run, rank: read.row.worst_rank, step: read.first })
+          ? el(Exact, { run, rank: rankOf(read.row), step: read.first })
           : null,
     ),
   );

@@ -9,7 +9,7 @@ import { Problem, Skeleton, useHeld, useWidth } from '../parts/bits.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { readCell, readRange, readRank, runPath, withQuery, writeCell } from '../url.js';
-import { bandOf, Cursor, levelWords, moveSpot, placeWords, readSpot, Selection } from './cursor.js';
+import { bandOf, Cursor, levelWords, moveSpot, placeWords, readSpot, Selection, worstWords } from './cursor.js';
 import { paint, tokens } from './paint.js';
 import {
   bandAt,
@@ -19,6 +19,7 @@ import {
   LINK_PITCH,
   layout,
   MISSING,
+  rankOf,
   ranksTitle,
   stepAt,
   stretches,
@@ -175,7 +176,7 @@ function Gutter({ map, plan, lanes, run }) {
       return t.div(
         { key: `r${band.index}`, class: 'lanename', style, title: `${ranksTitle(row)}${placeWords(row)}` },
         row.ranks.length === 1 && every * pitch >= LINK_PITCH
-          ? t.a({ href: runPath(run, 'ranks', String(row.worst_rank)), class: 'quiet' }, row.label)
+          ? t.a({ href: runPath(run, 'ranks', String(rankOf(row))), class: 'quiet' }, row.label)
           : t.span(null, row.label),
         every === 1
           ? t.span(
@@ -274,7 +275,7 @@ function Plot({ run, view, strip }) {
   function pin(/** @type {Spot | null} */ at) {
     if (!at) return setQuery({ sel: null });
     const read = readSpot(view, at);
-    return setQuery({ sel: writeCell({ rank: read.row.worst_rank, step: at.step }) });
+    return setQuery({ sel: writeCell({ rank: rankOf(read.row), step: at.step }) });
   }
   function move(/** @type {Spot | null} */ to, speak = false) {
     spot.value = to;
@@ -287,7 +288,7 @@ function Plot({ run, view, strip }) {
           ? ' from its own early steps'
           : ' from median';
     announce(
-      `${read.row.label}${placeWords(read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}${read.row.ranks.length > 1 ? `. Most over the range: rank ${read.row.worst_rank}` : ''}`,
+      `${read.row.label}${placeWords(read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}${worstWords(read.row)}`,
     );
   }
   function zoomBy(/** @type {number} */ factor, /** @type {number} */ centre) {
@@ -336,7 +337,7 @@ function Plot({ run, view, strip }) {
       const read = readSpot(view, at);
       go(
         withQuery(runPath(run, 'steps', String(at.step)), {
-          sel: writeCell({ rank: read.row.worst_rank, step: at.step }),
+          sel: writeCell({ rank: rankOf(read.row), step: at.step }),
         }),
       );
     } else if (event.key === ' ') {

@@ -5,7 +5,7 @@ import { count, deviation, percent } from '../format.js';
 import { setQuery } from '../router.js';
 import { t } from '../tags.js';
 import { levelWords, placeWords } from './cursor.js';
-import { decodeBytes, laneSummary, ranksTitle, ratioOf } from './scene.js';
+import { decodeBytes, laneSummary, rankOf, ranksTitle, ratioOf } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 
@@ -72,7 +72,7 @@ export function MapTable({ map }) {
                     {
                       type: 'button',
                       class: 'link',
-                      onClick: () => setQuery({ sel: `${lane.row.worst_rank}@${lane.step}` }),
+                      onClick: () => setQuery({ sel: `${rankOf(lane.row)}@${lane.step}` }),
                     },
                     count(lane.step),
                   ),

@@ -250,6 +250,11 @@ export function ranksTitle(row) {
   return row.ranks.length > 1 && row.ranks.length <= MOST_TITLED ? `Ranks ${row.ranks.join(', ')}` : row.label;
 }
 
+/** Whom a lane stands for: the rank that deviates most, without data its first. @param {import('../../types/api.js').MapRow} row */
+export function rankOf(row) {
+  return row.worst_rank ?? row.ranks[0];
+}
+
 /** Which lanes begin another group than the one above them. @param {readonly {group: string}[]} rows @returns {Set<number>} */
 export function breaksOf(rows) {
   return new Set(rows.flatMap((row, index) => (index > 0 && row.group !== rows[index - 1].group ? [index] : [])));

@@ -114,8 +114,8 @@ def fold_ranks(plane: Plane, lanes: Lanes, size: int, num_steps: int) -> tuple[A
 def lost_by_rank(plane: Plane, first: int, *, is_ratio: bool) -> Array:
     """Return how much each rank deviates, from column `first` on; NaN where it has no data.
 
-    Of ratios the mean excess over 1, of durations the mean in ms. A rank that has data only before
-    that column is judged by those.
+    Of ratios the mean excess over 1, of durations the mean in ms. Of a rank that has data only
+    before that column those count.
     """
     excess = np.maximum(plane.worst - 1, 0) if is_ratio else plane.worst
     whole: Array = quiet(np.nanmean, excess, axis=1)

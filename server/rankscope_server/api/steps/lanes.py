@@ -16,7 +16,7 @@ from rankscope_server.text import plural, rank_list
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDERS: tuple[str, ...] = get_args(Order)
 MAX_LANES = 2_048
-MAX_RANKS_SHOWN = 512  # of a lane
+MAX_RANKS_SHOWN = 2_048  # of a lane
 _NAMED = 2  # ranks in the label of a lane
 
 
@@ -128,12 +128,16 @@ def rows_of(lanes: Lanes, ranks: Ranks) -> list[MapRow]:
                 label=_label(own),
                 ranks=shown,
                 ranks_capped=capped(len(shown), len(own)),
-                worst_rank=int(own[np.argmax(np.nan_to_num(ranks.lost[own], nan=-1.0))]),
+                worst_rank=_worst_of(own, ranks.lost),
                 host=_host_text(own, ranks.hosts),
                 group=group,
             )
         )
     return rows
+
+
+def _worst_of(own: Array, lost: Array) -> int | None:
+    return None if np.isnan(lost[own]).all() else int(own[np.nanargmax(lost[own])])
 
 
 def _is_range(own: Array) -> bool:

@@ -14,7 +14,7 @@ class MapRow(Schema, frozen=True):
 
     label: str
     ranks: list[int]  # with order `worst` those that deviate most come first
-    worst_rank: int  # of them the one that deviates most over the range
+    worst_rank: int | None  # of them the one that deviates most over the range; None: no data
     host: str
     group: str  # the node or stage that its lanes share; empty where lanes are not grouped
     ranks_capped: Capped | None = None
