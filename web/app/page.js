@@ -26,6 +26,11 @@ function remember(key, value) {
 
 const systemDark = matchMedia('(prefers-color-scheme: dark)');
 const chosen = signal(remembered(THEME_KEY));
+const onPaper = matchMedia('print');
+const printing = signal(onPaper.matches);
+onPaper.addEventListener('change', () => {
+  printing.value = onPaper.matches;
+});
 
 /** The theme on screen. @type {import('@preact/signals').Signal<'light' | 'dark'>} */
 export const theme = signal('light');
@@ -34,10 +39,11 @@ effect(() => {
   const forced = chosen.value === 'light' || chosen.value === 'dark' ? chosen.value : null;
   if (forced) document.documentElement.dataset.theme = forced;
   else delete document.documentElement.dataset.theme;
-  theme.value = forced ?? (systemDark.matches ? 'dark' : 'light');
+  // Canvases are drawn anew: paper is light, as the style sheet has it.
+  theme.value = printing.value ? 'light' : (forced ?? (systemDark.matches ? 'dark' : 'light'));
 });
 systemDark.addEventListener('change', () => {
-  if (!chosen.value) theme.value = systemDark.matches ? 'dark' : 'light';
+  if (!chosen.value && !printing.value) theme.value = systemDark.matches ? 'dark' : 'light';
 });
 addEventListener('storage', (event) => {
   if (event.key === THEME_KEY) chosen.value = event.newValue;

@@ -192,7 +192,12 @@ export function Seen({ height, children }) {
     observer.observe(box.current);
     return () => observer.disconnect();
   }, [seen]);
-  return seen ? children() : t.div({ ref: box, class: 'card', style: { minHeight: `${height}px` } });
+  return seen
+    ? children()
+    : t.div(
+        { ref: box, class: 'card', style: { minHeight: `${height}px` } },
+        t.p({ class: 'note padded onpaper' }, 'Not loaded: scroll to the end of the page, then print.'),
+      );
 }
 
 /** A list that was cut says so. @param {{capped: import('../../types/api.js').Capped | null | undefined, noun: string}} props */
