@@ -22,6 +22,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,7 @@ class Zoom:
     bins: int
     seconds: float
     response_bytes: int  # compressed
+    worst_first_lane: int  # of the rank, with the order "worst"; 0 is the first
 
     @property
     def is_seen(self) -> bool:
@@ -131,21 +133,30 @@ def ranges(step: int, num_steps: int) -> list[tuple[int, int]]:
     return found
 
 
+def lane_of(answer: dict[str, Any], rank: int) -> int:
+    """Return the lane that holds a rank."""
+    return next(at for at, row in enumerate(answer["rows"]) if rank in row["ranks"])
+
+
 def look(client: TestClient, span: tuple[int, int], rank: int, step: int) -> Zoom:
     """Ask for one map and see what is at the cell."""
     began = time.perf_counter()
-    reply = client.get(
-        f"/api/v1/runs/{RUN}/map",
-        params={"metric": "own_work", "from": span[0], "to": span[1], "width": WIDTH,
-                "lanes": LANES},
-    )  # fmt: skip
+    wish: dict[str, str | int] = {
+        "metric": "own_work",
+        "from": span[0],
+        "to": span[1],
+        "width": WIDTH,
+        "lanes": LANES,
+    }
+    reply = client.get(f"/api/v1/runs/{RUN}/map", params=wish)
     assert reply.status_code == 200, reply.text
     seconds, answer = time.perf_counter() - began, reply.json()
+    worst_first = client.get(f"/api/v1/runs/{RUN}/map", params=wish | {"order": "worst"})
     cells = np.frombuffer(base64.b64decode(answer["cells"]), np.uint8)
     cells = cells.reshape(-1, answer["columns"]).astype(float)
     with np.errstate(over="ignore"):
         ratio = np.where(cells == MISSING, 0.0, 2 ** ((cells - 127) / 127))
-    at = rank // answer["rank_bin"], (step - answer["step_lo"]) // answer["bin"]
+    at = lane_of(answer, rank), (step - answer["step_lo"]) // answer["bin"]
     usual = max(answer["usual"]["hi"], USUAL[1])
     mine = float(ratio[at])
     ratio[at] = 0.0
@@ -155,6 +166,7 @@ def look(client: TestClient, span: tuple[int, int], rank: int, step: int) -> Zoo
         strongest_other_ratio=round(float(ratio.max()), 3),
         others_coloured=int((ratio > usual).sum()), bins=int(ratio.size),
         seconds=round(seconds, 3), response_bytes=int(reply.headers.get("content-length", 0)),
+        worst_first_lane=lane_of(worst_first.json(), rank),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankscope_server.api.steps.cells import Plane, deviations
 from rankscope_server.api.steps.lanes import MAX_RANKS_SHOWN, Ranks, choose_lanes, rows_of
 from rankscope_server.problems import Problem
 from tests.server.conftest import Sender, TestClient, poster
@@ -89,6 +90,19 @@ def test_one_slow_rank_of_a_thousand_is_the_first_lane(client: TestClient) -> No
         assert {rank // 64 for rank in row["ranks"]} == {ord(row["group"][-1]) - ord("a")}
     (lane,) = [row for row in by_node["rows"] if SLOW in row["ranks"]]
     assert lane["worst_rank"] == SLOW
+
+
+@pytest.mark.parametrize("is_ratio", [True, False])
+def test_one_very_slow_step_counts_more_than_noise(is_ratio: bool) -> None:
+    worst = np.random.default_rng(3).normal(1.03, 0.01, (256, 600)).astype(np.float32)
+    worst[17, 444] = 1.5
+    worst[9] = np.nan
+    worst[30, :5] = 9.0  # of the warm-up
+    plane = Plane(worst, np.isfinite(worst).astype(np.int32), np.zeros(600, np.int64), set())
+    found = deviations(plane, 5, is_ratio=is_ratio)
+    assert np.nanargmax(found) == 17
+    assert np.flatnonzero(np.isnan(found)).tolist() == [9]
+    assert np.nanargmax(deviations(plane, 0, is_ratio=is_ratio)) == 30
 
 
 def test_ranks_without_data_come_last_and_share_no_lane_with_others() -> None:

@@ -39,6 +39,7 @@ import {
 /** @typedef {import('./cursor.js').View} View */
 
 const NAME_HEIGHT = 14; // of a lane's name; below the last lane stands what the axis shows
+const AXIS_GAP = 3; // between the last lane and what the axis shows
 const WIDTH_STEP = 32; // a window that is dragged wider asks again once per so many pixels
 
 /** How many lanes fit. Worst first each is high enough for its name, which does not follow from those beside it. @param {number} maxHeight @param {string} [order] */
@@ -164,7 +165,8 @@ function Gutter({ map, plan, lanes, run }) {
         );
       }
       const row = map.rows[band.index];
-      if (every > 1 && band.y + NAME_HEIGHT > plan.bottom) return null;
+      const room = named?.get(band.index) ? plan.bottom + AXIS_GAP : plan.bottom;
+      if (every > 1 && band.y + NAME_HEIGHT > room) return null;
       if (named ? !named.has(band.index) : every > 1 && band.index % every !== 0) return null;
       const group = named?.get(band.index);
       if (group) {
@@ -201,7 +203,7 @@ function Gutter({ map, plan, lanes, run }) {
       }),
     ),
     t.div(
-      { class: 'lanename axisname', style: { top: `${plan.bottom + 3}px`, height: '14px' } },
+      { class: 'lanename axisname', style: { top: `${plan.bottom + AXIS_GAP}px`, height: '14px' } },
       t.span(null, ''),
       t.span({ class: 'faint' }, 'step, time of day'),
     ),

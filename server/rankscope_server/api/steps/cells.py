@@ -111,17 +111,19 @@ def fold_ranks(plane: Plane, lanes: Lanes, size: int, num_steps: int) -> tuple[A
     return worst, missing_share(present, ranks * widths(plane, size, num_steps))
 
 
-def lost_by_rank(plane: Plane, first: int, *, is_ratio: bool) -> Array:
+def deviations(plane: Plane, first: int, *, is_ratio: bool) -> Array:
     """Return how much each rank deviates, from column `first` on; NaN where it has no data.
 
-    Of ratios the mean excess over 1, of durations the mean in ms. Of a rank that has data only
-    before that column those count.
+    The root of the mean square of what a ratio exceeds 1 by, or a duration the shortest of its
+    column: squares, so that one very slow step counts beside many that are a little slow. Of a
+    rank that has data only before that column those count.
     """
-    excess = np.maximum(plane.worst - 1, 0) if is_ratio else plane.worst
-    whole: Array = quiet(np.nanmean, excess, axis=1)
-    if not 0 < first < excess.shape[1]:
+    least = 1.0 if is_ratio else np.fmin.reduce(plane.worst, axis=0, initial=np.nan)
+    squares = np.maximum(plane.worst - least, 0) ** 2
+    whole: Array = np.sqrt(quiet(np.nanmean, squares, axis=1))
+    if not 0 < first < squares.shape[1]:
         return whole
-    late: Array = quiet(np.nanmean, excess[:, first:], axis=1)
+    late: Array = np.sqrt(quiet(np.nanmean, squares[:, first:], axis=1))
     return np.where(np.isnan(late), whole, late)
 
 

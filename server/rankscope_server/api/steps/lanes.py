@@ -26,7 +26,7 @@ class Ranks:
 
     hosts: list[str]
     stages: list[int]
-    lost: Array  # how much it deviates over the range; NaN: it has no data there
+    deviations: Array  # how much it deviates over the range; NaN: it has no data there
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def choose_lanes(order: str, ranks: Ranks, most: int) -> Lanes:
         )  # fmt: skip
     sizes = np.bincount(numbers, minlength=len(names)).tolist()
     if order == "worst":
-        in_order = np.argsort(-ranks.lost, kind="stable")  # NaN comes last
+        in_order = np.argsort(-ranks.deviations, kind="stable")  # NaN comes last
         alone = min(most // 2, sizes[0]) if len(numbers) > most else 0
         names = names[:1] * alone + names
         sizes = [1] * alone + [sizes[0] - alone, *sizes[1:]]
@@ -97,7 +97,7 @@ def _groups(order: str, ranks: Ranks) -> tuple[Array, list[str]]:
         known = sorted(set(keys), key=lambda stage: (stage < 0, stage))
         named = {stage: f"Stage {stage}" if stage >= 0 else "no stage" for stage in known}
     elif order == "worst":
-        keys = np.isnan(ranks.lost).tolist()
+        keys = np.isnan(ranks.deviations).tolist()
         named = {False: "", True: "no data"}
     else:
         keys = [0] * len(ranks.hosts)
@@ -128,7 +128,7 @@ def rows_of(lanes: Lanes, ranks: Ranks) -> list[MapRow]:
                 label=_label(own),
                 ranks=shown,
                 ranks_capped=capped(len(shown), len(own)),
-                worst_rank=_worst_of(own, ranks.lost),
+                worst_rank=_worst_of(own, ranks.deviations),
                 host=_host_text(own, ranks.hosts),
                 group=group,
             )
@@ -136,8 +136,9 @@ def rows_of(lanes: Lanes, ranks: Ranks) -> list[MapRow]:
     return rows
 
 
-def _worst_of(own: Array, lost: Array) -> int | None:
-    return None if np.isnan(lost[own]).all() else int(own[np.nanargmax(lost[own])])
+def _worst_of(own: Array, deviations: Array) -> int | None:
+    mine = deviations[own]
+    return None if np.isnan(mine).all() else int(own[np.nanargmax(mine)])
 
 
 def _is_range(own: Array) -> bool:

@@ -17,11 +17,11 @@ from rankscope_server.api.steps.cells import (
     Held,
     Plane,
     Reference,
+    deviations,
     encode,
     fold_block,
     fold_ranks,
     fold_times,
-    lost_by_rank,
     missing_share,
     scale_of,
     to_base64,
@@ -105,7 +105,7 @@ def rank_map(
     columns = plane.worst.shape[1]
     is_ratio = metric in RATIO_METRICS
     warm_up = _warm_up(connection, run, first, size)
-    ranks = Ranks(peers.hosts, peers.roles, lost_by_rank(plane, warm_up[0], is_ratio=is_ratio))
+    ranks = Ranks(peers.hosts, peers.roles, deviations(plane, warm_up[0], is_ratio=is_ratio))
     chosen = choose_lanes(order, ranks, lanes)
     worst, missing = fold_ranks(plane, chosen, size, last - first + 1)
     plain = worst
@@ -292,8 +292,8 @@ def _pinned(
         for rank, text in _accused(connection, run.run_id).items()
         if rank < len(ranks.hosts)
     }
-    if scale is None and lanes.most_ranks > 1:
-        lost = np.nan_to_num(ranks.lost)
+    if scale is None and plane.worst.size and lanes.most_ranks > 1:
+        lost = np.nan_to_num(quiet(np.nanmean, np.maximum(plane.worst - 1, 0), axis=1))
         for rank in np.argsort(-lost).tolist():
             if lost[rank] >= MIN_LOST_RATIO:
                 why.setdefault(
