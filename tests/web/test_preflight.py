@@ -180,9 +180,15 @@ def test_commands_of_a_node_and_its_history(kept: str, open_page: Callable[..., 
     page = watched.page
 
     def copied(name: str) -> str:
+        page.evaluate("navigator.clipboard.writeText('')")  # what was said of the last one stands
         page.get_by_role("button", name=name).click()
         page.locator("[aria-live=polite]", has_text="Copied").wait_for()
-        return str(page.evaluate("navigator.clipboard.readText()"))
+        for _ in range(100):
+            text = str(page.evaluate("navigator.clipboard.readText()"))
+            if text:
+                break
+            page.wait_for_timeout(50)
+        return text
 
     assert copied("Copy 1 command for node-a") == COMMAND
     assert copied("Copy command that repeats it on node-b") == (
