@@ -251,7 +251,8 @@ def fork(order: dict[str, Any], client: socket.socket) -> NoReturn:
         _set_namespace(space)  # for children, as ever
     pid = os.fork()
     if pid:
-        client.sendall(b"%d\n" % pid)
+        with contextlib.suppress(BrokenPipeError):  # who ordered it was killed
+            client.sendall(b"%d\n" % pid)
         for file in files:
             os.close(file)
         code = _wait(pid, client)
