@@ -73,11 +73,6 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-# How long a thread of Python may go on while others wait. A look at a run lets go of the
-# interpreter thousands of times: at the usual 5 ms for each turn it is twice as far behind.
-TURN_SECONDS = 0.0005
-
-
 def serve(argv: Sequence[str] | None = None) -> int:
     """Run the server until SIGTERM or SIGINT; return the exit status."""
     try:
@@ -105,7 +100,6 @@ def serve(argv: Sequence[str] | None = None) -> int:
     except (OSError, StoreInUseError, StoreVersionError) as error:
         return _refuse(str(error), EXIT_CANNOT_START)
     allow_many_connections()
-    sys.setswitchinterval(TURN_SECONDS)
     app = create_app(settings)
     config = uvicorn.Config(
         app,
