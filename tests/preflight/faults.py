@@ -43,7 +43,7 @@ class Fault:
     wire: Wire = "veth"
     mtu: int = 1500
     net: str = "10.77.0"
-    is_timed: bool = False  # it is found by timing: it wants the machine for itself
+    is_timed: bool = False  # it, or its healthy peers, are timed: it wants the machine for itself
     also: tuple[str, ...] = ()  # ids that may stand beside: true as well, and no more than that
     is_user: bool = False  # it binds ordinary users only
     needs_torch: bool = False  # it lies in torch itself
@@ -454,16 +454,18 @@ MACHINES = (
         "disk-read-only", "checkpoint directory is read-only at node 1", machine.read_only(1),
         _one("fs.write", "node1", remedy=r"remount|mount"),
         options="--checkpoint-dir {shared}", job="--checkpoint {shared}",
+        is_timed=True,
     ),
     Fault(
         "disk-not-shared", "checkpoint directory is local at node 2",
         machine.tmpfs(2, "{shared}", "4g"), _one("fs.shared", "node2"),
         options="--checkpoint-dir {shared}", job="--checkpoint {shared}", also=("fs.same",),
+        is_timed=True,
     ),
     Fault(
         "disk-hung", "checkpoint directory hangs at node 1", machine.hung_mount(1),
         _one("fs.hang", "node1"), options="--checkpoint-dir {shared}",
-        job="--checkpoint {shared}", needs=("fuse",),
+        job="--checkpoint {shared}", needs=("fuse",), is_timed=True,
     ),
     Fault(
         "torch-differs", "an older torch at node 2", machine.older_torch(2),
