@@ -141,7 +141,17 @@ def test_what_a_server_answers_is_the_same_before_and_after(first: Path) -> None
 
 
 def only(answer: Any, path: str) -> Any:
-    """Return what of an old answer still has to be: not the ids of lines, nor names of groups."""
+    """Return what of an old answer still has to be: not the ids of lines, nor names of groups.
+
+    Rows of the map list their ranks now.
+    """
+    if "/map" in path:
+        rows = [
+            {"label": row["label"], "host": row["host"],
+             "ranks": list(range(row["rank_lo"], row["rank_hi"] + 1))}
+            for row in answer["rows"]
+        ]  # fmt: skip
+        return answer | {"rows": rows}
     if "/collectives" in path:
         return {name: value for name, value in answer.items() if name != "text"}
     if "/logs?" not in path:
