@@ -286,6 +286,10 @@ def test_a_message_is_sent_by_one_and_after_its_death_by_the_other(
             )  # fmt: skip
             wait_for(lambda: ask(other, "alerts/status")["deadman"]["asked_ms"], "it is asked")
             if server is owner:
+                wait_for(  # killed before that, it would leave the message to be sent again
+                    lambda: not ask(other, "alerts/deliveries?state=pending")["deliveries"],
+                    "it is stored as sent",
+                )
                 owner.end(signal.SIGKILL)
                 asked = len(watchdog.got)
                 watchdog.wait(asked + 2)  # the other asks on
