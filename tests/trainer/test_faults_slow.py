@@ -210,7 +210,11 @@ def test_a_slow_checkpoint_keeps_all_ranks(finished: Finished) -> None:
     begin, end = _manifest(finished, "slow_checkpoint", 1)
     assert _steps(begin, end) == (32, 32, 1)
     assert finished.record(1)[32]["checkpoint"] >= 0.7
-    assert finished.record(0)[32]["checkpoint"] >= 0.35  # it may have come to it later itself
+    # The other one waits until it ends; what it was late for that, it spent in the same step.
+    phases = ("data", "forward", "backward", "optimizer", "checkpoint")
+    waiting = {name: finished.record(0)[32].get(name, 0.0) for name in phases}
+    assert max(waiting, key=waiting.__getitem__) == "checkpoint"
+    assert sum(waiting.values()) >= 0.7
 
 
 def test_checkpoints_are_rarer_than_the_settings_say(finished: Finished) -> None:

@@ -1012,7 +1012,7 @@ export interface Links {
   capped: Capped | null;
 }
 
-/** A run that goes on, and how it is. */
+/** A live run: its status and its verdict. */
 export interface LiveRun {
   run_id: string;
   name: string;

@@ -46,7 +46,7 @@ class Parts:
         """Return the events of all ranks but the first, and for each the place of its counterpart.
 
         `first` is for each part the number of the part that is the first of its chunk. Where a rank
-        went on for longer than the first, the nearest end of the first stands in.
+        has calls that the first has not, the first's nearest call is taken.
         """
         is_other = first != np.arange(len(first))
         others = np.flatnonzero(self.each(is_other))

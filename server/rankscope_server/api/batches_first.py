@@ -17,7 +17,7 @@ from rankscope_server.api.ingest import ingest, router
 
 
 class BatchesFirst:
-    """ASGI middleware behind all that guards: it stands in for the router, not for them."""
+    """ASGI middleware behind all that guards: it replaces the router, not them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

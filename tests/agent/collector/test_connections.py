@@ -333,10 +333,13 @@ def test_a_busy_node_sends_few_bytes(world: World) -> None:
 def test_a_dump_of_many_sockets_is_cheap(connect: Callable[..., Pair]) -> None:
     pairs = [connect() for _ in range(100)]
     mine = [inode(each) for pair in pairs for each in pair]
-    began = time.thread_time()
-    found = established(mine)
-    assert len(found) == 200
-    assert time.thread_time() - began < 0.5  # all sockets of the machine are dumped
+    spent = []
+    for _ in range(5):  # all sockets of the machine are dumped: the least is what it takes
+        began = time.thread_time()
+        found = established(mine)
+        spent.append(time.thread_time() - began)
+        assert len(found) == 200
+    assert min(spent) < 0.1
 
 
 def test_a_damaged_answer_is_no_crash() -> None:

@@ -1,4 +1,4 @@
-/** One preflight: may this be launched, what stands in the way, paths, nodes, what changed since the last good one. */
+/** One preflight: may this be launched, the causes, paths, nodes, what changed since the last good one. */
 
 import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';

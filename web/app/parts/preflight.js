@@ -60,7 +60,7 @@ export function FindingsCard({ findings }) {
   if (findings.length === 0) return null;
   return el(
     Card,
-    { title: 'What stands in the way', note: 'one entry for each cause, worst first' },
+    { title: 'Causes', note: 'one entry for each cause, worst first' },
     t.ol(
       { class: 'pflist' },
       findings.map((finding, at) => t.li({ key: `${finding.id} ${at}` }, el(OneFinding, { finding }))),

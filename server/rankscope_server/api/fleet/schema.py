@@ -7,7 +7,7 @@ from rankscope_server.api.runs.schema import ShortVerdict
 
 
 class LiveRun(Schema, frozen=True):
-    """A run that goes on, and how it is."""
+    """A live run: its status and its verdict."""
 
     run_id: str
     name: str
