@@ -50,6 +50,7 @@ _IMPORTED = (
     "uvicorn.protocols.http.auto", "anyio._backends._asyncio",
 )  # fmt: skip
 _LIMIT_SECONDS = 120.0
+_LAUNCHER_LOOK_SECONDS = 0.1  # torchrun's
 _SPACES = ("net", "uts", "mnt")  # that a command enters; that of processes is for its children
 _PEER = struct.Struct("3i")  # what the kernel knows of a client: process, user, group
 PEER = 0  # in an order, for the process that sends it
@@ -255,7 +256,7 @@ def fork(order: dict[str, Any], client: socket.socket) -> NoReturn:
             client.sendall(b"%d\n" % pid)
         for file in files:
             os.close(file)
-        code = _wait(pid, client)
+        code = _wait(pid, client, is_rank="numbers" in order)
         with contextlib.suppress(BrokenPipeError):
             client.sendall(b"%d\n" % code)
         os._exit(0)
@@ -314,10 +315,11 @@ def _set_namespace(file: int) -> None:
     os.close(file)
 
 
-def _wait(pid: int, client: socket.socket) -> int:
+def _wait(pid: int, client: socket.socket, *, is_rank: bool) -> int:
     """Return the exit code of the command; it gets signals that who started it names, or SIGKILL.
 
-    That is for the end of who started it, which it does not outlive.
+    That is for the end of who started it, which it does not outlive. A rank is reaped as launchers
+    do it, which look now and then: the collector reads from what is left why it ended.
     """
     end = os.pidfd_open(pid)
     while end not in select.select([end, client.fileno()], [], [])[0]:
@@ -325,6 +327,8 @@ def _wait(pid: int, client: socket.socket) -> int:
         os.kill(pid, number[0])
         if number[0] == signal.SIGKILL:
             break
+    if is_rank:
+        time.sleep(_LAUNCHER_LOOK_SECONDS)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

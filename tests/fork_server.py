@@ -41,8 +41,8 @@ _MOST_FILES = 64  # that come along with an order
 _IMPORTED = (
     "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.algorithms.ddp_comm_hooks",
-    "torch.profiler", "rankscope_trainer.__main__", "rankscope_trainer.train",
-    "rankscope_trainer.faults.injector",
+    "torch.profiler", "torch.distributed.run", "rankscope_trainer.__main__",
+    "rankscope_trainer.train", "rankscope_trainer.faults.injector",
 )  # fmt: skip
 _FILES = ("output", "errors")  # of an order that brings none along
 _ROOT = Path(__file__).parents[1]
@@ -117,6 +117,11 @@ def any_launcher() -> list[str]:
 def python() -> list[str]:
     """Return a command in place of Python's, for what imports PyTorch (`forked_python.py`)."""
     return [sys.executable, "-S", str(_ROOT / "tests" / "forked_python.py"), str(_listening())]
+
+
+def torchrun() -> list[str]:
+    """Return torchrun's command, with its modules imported already; see `under_torchrun`."""
+    return [*python(), "-m", "torch.distributed.run"]
 
 
 def under_torchrun() -> dict[str, str]:

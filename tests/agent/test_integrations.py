@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rankscope.wire import schema
+from tests import fork_server
 from tests.agent import recorded
 
 PROGRAMS = Path(__file__).parents[1] / "scenarios" / "third_party"
@@ -26,7 +26,7 @@ def run(tmp_path: Path, needs: str, script: str, *replaced: tuple[str, str]) -> 
     (tmp_path / script).write_text(text)
     (tmp_path / "text.py").write_text((PROGRAMS / "text.py").read_text())
     done = subprocess.run(
-        [sys.executable, str(tmp_path / script), str(tmp_path / "out")],
+        [*fork_server.python(), str(tmp_path / script), str(tmp_path / "out")],
         env=recorded.environment(tmp_path), capture_output=True, text=True, timeout=200,
         check=False, cwd=tmp_path,
     )  # fmt: skip

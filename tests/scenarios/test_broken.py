@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.agent import recorded
 
 pytestmark = pytest.mark.multiproc
@@ -22,13 +22,15 @@ def train(directory: Path, context: str, **variables: str) -> tuple[list[Any], l
     """Return what each rank wrote, what it printed at its end, and which functions failed."""
     directory.mkdir()
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-        str(WORLD), "--redirects", "2", "--log-dir", str(directory / "logs"),
+        *fork_server.torchrun(), "--standalone", "--nproc-per-node", str(WORLD),
+        "--redirects", "2", "--log-dir", str(directory / "logs"),
         str(recorded.SCRIPTS / "ordinary.py"), str(directory / "result"), context,
     ]  # fmt: skip
     environment = recorded.environment(
         directory, BROKEN_NAMES=str(directory / "names"), **variables
     )
+    if "BROKEN" not in variables:  # it has to come before the agent's modules are imported
+        environment |= fork_server.under_torchrun()
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=280, check=False
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fork_server
 from tests.ports import free_port
 from tests.scenarios import slurm, starts
 from tests.scenarios.conftest import Watched
@@ -71,8 +72,8 @@ def test_two_nodes_on_one_machine(tmp_path: Path, server: ServerProcess) -> None
             [*RUN, PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank",
              str(node), "--nproc-per-node", "1", "--rdzv-backend", "static", "--rdzv-endpoint",
              rendezvous, "--rdzv-id", "test", SCRIPT],
-            env=environment(tmp_path, server), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True,
+            env=environment(tmp_path, server, **fork_server.under_torchrun()),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for node in (0, 1)
     ]  # fmt: skip
@@ -91,7 +92,7 @@ def test_two_nodes_on_one_machine(tmp_path: Path, server: ServerProcess) -> None
 
 @pytest.mark.needs("mpirun")
 def test_mpirun(tmp_path: Path, server: ServerProcess) -> None:
-    command = ("mpirun", "--oversubscribe", "-np", "2", PYTHON, SCRIPT)
+    command = ("mpirun", "--oversubscribe", "-np", "2", *fork_server.python(), SCRIPT)
     run = launch(server, tmp_path, *command, **MPI_ROOT, **port())
     is_whole(run)
     assert run.get()["run"]["launcher"] == "mpirun"
@@ -102,7 +103,7 @@ def test_srun(tmp_path: Path, server: ServerProcess) -> None:
     """One `rankscope run` before srun, and one in each of its tasks."""
     with slurm.cluster(tmp_path / "slurm") as variables:
         before = launch(
-            server, tmp_path, "srun", "-n", "2", PYTHON, SCRIPT,
+            server, tmp_path, "srun", "-n", "2", *fork_server.python(), SCRIPT,
             RANKSCOPE_RUN_ID="before", **variables, **port(),
         )  # fmt: skip
         inside = launch(
@@ -131,7 +132,8 @@ def test_a_rank_of_srun_that_dies_before_its_group(tmp_path: Path, server: Serve
 def test_a_pod_that_numbers_its_nodes(tmp_path: Path, server: ServerProcess) -> None:
     """RANK and WORLD_SIZE of a pod are its node's: neither torchrun nor a parent is rank 0."""
     pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(free_port())}
-    run = launch(server, tmp_path, *TORCHRUN, SCRIPT, **(pod | {"RANKSCOPE_RUN_ID": "torchrun"}))
+    torchrun = pod | {"RANKSCOPE_RUN_ID": "torchrun"} | fork_server.under_torchrun()
+    run = launch(server, tmp_path, *TORCHRUN, SCRIPT, **torchrun)
     is_whole(run)
     run = launch(server, tmp_path, PYTHON, SCRIPT, "spawn", **(pod | {"RANKSCOPE_RUN_ID": "spawn"}))
     is_whole(run)

@@ -13,13 +13,17 @@ from typing import Any
 import psutil
 import pytest
 
+from rankscope.preflight.collective import child as smoke
 from rankscope.preflight.collective.child import SmokeChild
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.options import Options
 from rankscope.preflight.system import System
+from tests import fork_server
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.together("agents of preflight")]
 NODES = ("node0", "node1", "node2")
+IS_FORKED = pytest.mark.usefixtures("forked")  # what is not about starting and killing children
+MODULE = ("-m", "rankscope.preflight.collective")
 # A child whose all-reduce is spoilt, as a broken machine would spoil it.
 SPOILT = """
 import sys, time
@@ -40,20 +44,26 @@ sys.exit(child.main())
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine of the tests may be busy: only what a test is about has a short limit."""
-    monkeypatch.setattr("rankscope.preflight.collective.child.IMPORT_LIMIT_S", 150.0)
-    monkeypatch.setattr("rankscope.preflight.collective.child.STORE_LIMIT_S", 100.0)
+    monkeypatch.setattr(smoke, "IMPORT_LIMIT_S", 150.0)
+    monkeypatch.setattr(smoke, "STORE_LIMIT_S", 100.0)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the children from where PyTorch is imported."""
+    monkeypatch.setattr(smoke, "_COMMAND", (*fork_server.python(), *smoke._COMMAND[1:]))
 
 
 def torch_gives_up(monkeypatch: pytest.MonkeyPatch, *, after_s: float, limit_s: float) -> None:
     """Leave a busy machine more time to tell of torch's own time-out than the few seconds."""
     margin_s = limit_s - after_s
-    monkeypatch.setattr("rankscope.preflight.collective.child._LEAST_MARGIN_S", margin_s)
+    monkeypatch.setattr(smoke, "_LEAST_MARGIN_S", margin_s)
 
 
 def spoilt(tmp_path: Path, before: str = "pass", after: str = "pass") -> Sequence[str]:
     script = tmp_path / "spoilt.py"
     script.write_text(SPOILT.format(before=before, after=after))
-    return (sys.executable, str(script))
+    return (*smoke._COMMAND[: -len(MODULE)], str(script))
 
 
 def quick(**more: object) -> SmokeChild:
@@ -76,10 +86,15 @@ async def launch(children: Sequence[SmokeChild]) -> list[SmokeFacts]:
 
 
 def nothing_is_left() -> bool:
-    mine = psutil.Process().children(recursive=True)
+    me = psutil.Process()  # the fork server, if it is another's, reaps a little later
+    mine = [
+        process for process in me.children(recursive=True)
+        if process.status() != psutil.STATUS_ZOMBIE or process.parent() == me
+    ]  # fmt: skip
     return not [p for p in mine if "preflight" in " ".join(p.cmdline()) or "spoilt" in p.cmdline()]
 
 
+@IS_FORKED
 def test_three_nodes() -> None:
     told = asyncio.run(launch([quick(budget_s=20.0) for _ in NODES]))
     for facts in told:
@@ -97,12 +112,14 @@ def test_three_nodes() -> None:
     assert nothing_is_left()
 
 
+@IS_FORKED
 def test_one_node_alone() -> None:
     (facts,) = asyncio.run(launch([quick()]))
     assert (facts.stage, facts.error, facts.halves) == ("done", "", ())
     assert all(size.is_correct for size in facts.sizes)
 
 
+@IS_FORKED
 def test_a_wrong_sum_is_seen_by_the_node_that_has_it(tmp_path: Path) -> None:
     # on a busy machine the first size alone takes longer than the budget of `quick`
     bad = quick(budget_s=20.0, command=spoilt(tmp_path, after="tensor[5] += 1"))
@@ -113,6 +130,7 @@ def test_a_wrong_sum_is_seen_by_the_node_that_has_it(tmp_path: Path) -> None:
     assert wrong[65_536] >= 1
 
 
+@IS_FORKED
 def test_a_slow_member_is_in_the_slow_pairs(tmp_path: Path) -> None:
     spoiler = spoilt(tmp_path, before="time.sleep(0.25)")
     children = [quick(budget_s=60.0, **more) for more in ({}, {"command": spoiler}, {})]
@@ -122,6 +140,7 @@ def test_a_slow_member_is_in_the_slow_pairs(tmp_path: Path) -> None:
     assert min(took["node0", "node1"], took["node1", "node2"]) >= 250
 
 
+@IS_FORKED
 def test_a_child_that_hangs_is_killed_at_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +154,7 @@ def test_a_child_that_hangs_is_killed_at_its_limit(
     assert nothing_is_left()
 
 
+@IS_FORKED
 def test_a_child_that_dies_is_told_from_the_one_that_loses_it(tmp_path: Path) -> None:
     dies = spoilt(tmp_path, before="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     told = asyncio.run(launch([quick(budget_s=20.0), quick(budget_s=20.0, command=dies)]))
@@ -143,6 +163,7 @@ def test_a_child_that_dies_is_told_from_the_one_that_loses_it(tmp_path: Path) ->
     assert "by peer" in told[0].error  # closed or reset, and no time-out
 
 
+@IS_FORKED
 def test_a_master_that_never_comes_ends_by_the_explicit_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fork_server
 from tests.scenarios.launched import PYTHON, TORCHRUN, cells, launch, operations, phases_add_up
 from tests.server.conftest import ServerProcess
 
@@ -56,7 +57,8 @@ def test_a_complete_run_page(tmp_path: Path, server: ServerProcess, program: Pro
         pytest.skip(f"needs {program.needs}")
     out = tmp_path / "out"
     out.mkdir()
-    run = launch(server, tmp_path, *program.launcher, str(HERE / program.script), str(out))
+    command = (*program.launcher, str(HERE / program.script), str(out))
+    run = launch(server, tmp_path, *command, **fork_server.under_torchrun())
 
     ranks = run.ranks()
     assert [row["rank"] for row in ranks] == [0, 1]

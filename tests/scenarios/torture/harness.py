@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rankscope.node.ranks import launchers
 from rankscope.wire import schema
-from tests import capabilities
+from tests import capabilities, fork_server
 from tests.agent import recorded
 from tests.agent.collector.processes import is_alive
 from tests.agent.collector.receiver import Receiver
@@ -106,7 +106,10 @@ class Torture:
     ) -> subprocess.Popen[bytes]:
         victim, step, place, code = case.drawn
         words = [case.way.name, victim, step, place, code, case.word]
-        command = [sys.executable, str(RANK), *map(str, words)]
+        # a victim whose parent or memory matters is this process's own
+        is_own = rank == victim and (case.way.name == "parent-killed" or group is not None)
+        python = [sys.executable] if is_own else fork_server.python()
+        command = [*python, str(RANK), *map(str, words)]
         if rank == victim and case.way.name == "parent-killed":
             command = [sys.executable, "-S", "-c", _PARENT, *command]
         if rank == victim and group is not None:

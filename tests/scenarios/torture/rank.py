@@ -24,11 +24,13 @@ import torch.distributed as dist
 
 PER_STEP = 3
 STEPS = 40
+LIFE_SECONDS = 2.0  # in which the collector, which samples once a second, sees what a rank uses
 logger = logging.getLogger("torture")
 
 
 def main() -> None:
     way, victim, step, place, code, word = sys.argv[1:]
+    began = time.monotonic()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` leaves it ignored
     rank = int(os.environ["RANK"])
@@ -40,16 +42,23 @@ def main() -> None:
         timeout=datetime.timedelta(seconds=120),
     )
     death = (int(step), int(place)) if rank == int(victim) else (0, 0)
-    train(rank, death, lambda: DEATHS[way](int(code)), word)
+
+    def die() -> None:
+        DEATHS[way](int(code))
+
+    train(rank, death, die, word, until=began + LIFE_SECONDS)
     dist.destroy_process_group()
 
 
-def train(rank: int, death: tuple[int, int], die: Callable[[], Any], word: str) -> None:
+def train(
+    rank: int, death: tuple[int, int], die: Callable[[], Any], word: str, until: float
+) -> None:
     parameter = torch.nn.Parameter(torch.ones(64))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for step in range(1, STEPS + 1):
         for place in range(PER_STEP):
             if (step, place) == death:
+                time.sleep(max(0.0, until - time.monotonic()))
                 logger.info("rank %d says goodbye: %s", rank, word)
                 die()
             dist.all_reduce(torch.ones(100))
