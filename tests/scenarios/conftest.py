@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import api
+from tests import api, fork_server
 from tests.agent import recorded
 from tests.command_server import Forked
 from tests.scenarios.trainer import command, forked
@@ -30,8 +30,8 @@ class Watched:
         self.url = server.url  # of the run: a server that restarts listens elsewhere
 
     def start(self, ranks: int, *arguments: str, **variables: str) -> Watched:
-        """Start it under torchrun."""
-        return self._start(command(ranks, *arguments), variables)
+        """Start it under torchrun, whose ranks need not import PyTorch."""
+        return self._start(command(ranks, *arguments), fork_server.under_torchrun() | variables)
 
     def start_forked(self, ranks: int, *arguments: str, **variables: str) -> Watched:
         """Start it sooner, where it does not matter what launched it."""

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_a_run_tells_what_its_machine_does(watched: Watched) -> None:
 
 def test_ranks_that_are_paused_with_their_collector_are_named_as_stopped(watched: Watched) -> None:
     """All processes of the job are stopped for 6 s, as `docker pause` does it."""
-    watched.start(2, *TRAINING)
+    watched.start(2, *TRAINING, PYTHON_EXEC=sys.executable)  # found by their command lines
     watched.until(lambda: watched.step() > 100)
     processes = processes_of(watched.directory)
     stopped = [pid for pid, line in processes.items() if "rankscope_server" not in line]
