@@ -56,9 +56,13 @@ def busbw_bytes_per_second(
     return None if factor is None or algbw is None else algbw * factor
 
 
-def bubble_fraction(num_stages: int, num_microbatches: int) -> float:
-    """Return idle / total time of a flushed pipeline, (p-1)/(m+p-1) (GPipe, arXiv 1811.06965)."""
-    return (num_stages - 1) / (num_microbatches + num_stages - 1)
+def bubble_fraction(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> float:
+    """Return idle / total time of a flushed pipeline over p ranks, (p-1)/(v m+p-1).
+
+    One chunk of the model on each rank: GPipe, arXiv 1811.06965, section 2.3; 1F1B idles as much.
+    Several, v: interleaved 1F1B, arXiv 2104.04473, section 2.2.2.
+    """
+    return (num_ranks - 1) / (num_chunks * num_microbatches + num_ranks - 1)
 
 
 def throughput_loss(time_with: float, time_without: float) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankscope_server.diagnose.parameter_server.ages import ages_of
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     DetectorResult,
@@ -69,23 +70,14 @@ def bound_of(window: Window) -> int | None:
 
 def stale_of(window: Window, rank: int) -> Stale | None:
     """Return how old a worker's gradients are; None where no gradient has both versions."""
-    rows = window.facts.versions.rows[rank]
-    steps = np.array(sorted(rows))
-    values = np.array([rows[int(step)] for step in steps])
-    both = (values[:, 0] >= 0) & (values[:, 2] >= 0)
-    if not both.any():
+    ages = ages_of(window.facts.versions.rows[rank])
+    if ages is None:
         return None
-    age = values[both, 2] - values[both, 0]
-    steps = steps[both]
-    p50, p95 = np.quantile(age, [0.50, 0.95], method="inverted_cdf")
-    limit = _limit(window)
-    beyond = np.flatnonzero(age > limit)
-    backward = values[both, 1]
+    beyond = np.flatnonzero(ages.ages > _limit(window))
     return Stale(
-        rank, len(age), int(p50), int(p95), int(age.max()), float(age.mean()),
-        int(np.sum((backward >= 0) & (backward != values[both, 0]))),
-        int(steps[beyond[0]]) if len(beyond) else None,
-        _correlation(window, rank, steps, age),
+        rank, len(ages.ages), ages.p50, ages.p95, ages.most, ages.mean, ages.mismatches,
+        int(ages.steps[beyond[0]]) if len(beyond) else None,
+        _correlation(window, rank, ages.steps, ages.ages),
     )  # fmt: skip
 
 

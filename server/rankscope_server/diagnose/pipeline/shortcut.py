@@ -1,18 +1,20 @@
 """What a pipeline idles and which stage is uneven, where its steps cannot be replayed.
 
 Self time of the stages is taken for their compute, and the schedule's idle share is that of even
-stages: (p - 1) / (m + p - 1) for p stages and m microbatches (GPipe, arXiv 1811.06965, section
-2.3; 1F1B idles as much). Transfers and overlap are not seen.
+stages. Transfers and overlap are not seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from rankscope.wire.formulas import bubble_fraction
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.statistics import Array, median
 from rankscope_server.findings.text import (
     ms_text,
@@ -33,6 +35,7 @@ class Stages:
     own_ms: Array  # stages x steps
     step_ms: float
     microbatches: int  # 0: not known
+    chunks: int = 1  # of the model, on each rank
 
     @property
     def usual_ms(self) -> Array:
@@ -49,50 +52,77 @@ class Stages:
         """Return the idle share of even stages; None where the microbatches are not known."""
         if not self.microbatches:
             return None
-        extra = len(self.ranks) - 1
-        return extra / (self.microbatches + extra)
+        return bubble_fraction(len(self.ranks), self.microbatches, self.chunks)
+
+    @property
+    def slowest(self) -> int:
+        """Return the place of the stage that works longest."""
+        return int(np.argmax(self.usual_ms))
+
+    @property
+    def slowest_ratio(self) -> float:
+        """Return how long it works, the mean of the others being 1."""
+        others = float(np.mean(np.delete(self.usual_ms, self.slowest)))
+        return float(self.usual_ms[self.slowest]) / others if others > 0 else 1.0
+
+    @property
+    def even_gain(self) -> float:
+        """Return the share of each step that even stages would save at most."""
+        return 1.0 - float(np.mean(self.usual_ms)) / float(np.max(self.usual_ms))
 
 
 def stages_of(window: Window, microbatches: int) -> Stages | None:
     """Return the stages over the newest steps; None for too few of them."""
     table, policy = window.steps, window.policy
     columns = np.flatnonzero(usual_steps(table, policy))[-policy.stall_steps :]
-    known = {
-        rank: registered.stage
-        for rank, registered in window.ranks.items()
-        if registered.num_stages > 1
-    }
-    stages = sorted({stage for stage in known.values() if stage >= 0})
-    if len(columns) < policy.min_steps or len(stages) < 2:
+    if len(columns) < policy.min_steps:
         return None
-    own, duration = table.get("own")[:, columns], table.get("duration")[:, columns]
-    ranks, work = [], []
+    known = {rank: row.stage for rank, row in window.ranks.items() if row.num_stages > 1}
+    said = max((row.num_microbatches for row in window.ranks.values()), default=0)
+    cells = {name: table.get(name)[:, columns] for name in ("own", "duration", "microbatches")}
+    return stages_over(cells, table.ranks, known, microbatches or said, policy)
+
+
+def stages_over(
+    cells: Mapping[str, Array],
+    ranks: Sequence[int],
+    stage_of: Mapping[int, int],
+    microbatches: int,
+    policy: Policy,
+    chunks: int = 1,
+) -> Stages | None:
+    """Return the stages over some steps; None where one of them is not known.
+
+    `cells` are "own" and "duration" in ms and "microbatches", a row for each of `ranks`, a column
+    for each step. Microbatches that are not said (0) are those that were counted.
+    """
+    row_of = {rank: row for row, rank in enumerate(ranks)}
+    stages = sorted({stage for stage in stage_of.values() if stage >= 0})
+    if len(stages) < 2:
+        return None
+    found, work = [], []
     for stage in stages:
-        members = tuple(r for r in table.ranks if known.get(r) == stage)
+        members = tuple(rank for rank in ranks if stage_of.get(rank) == stage)
         if not members:
             return None
-        ranks.append(members)
-        work.append(median(own[[table.row_of[rank] for rank in members]], 0))
+        found.append(members)
+        work.append(median(cells["own"][[row_of[rank] for rank in members]], 0))
         if float(np.mean(np.isnan(work[-1]))) > policy.max_missing_share:
             return None
-    said = max((known.num_microbatches for known in window.ranks.values()), default=0)
-    counted = median(median(table.get("microbatches")[:, columns], 1))
-    count = microbatches or said or int(np.nan_to_num(counted))
-    step_ms = float(np.nanmedian(median(duration, 0)))
-    return Stages(tuple(ranks), np.stack(work), step_ms, count)
+    counted = median(median(cells["microbatches"], 1))
+    count = microbatches or int(np.nan_to_num(counted))
+    step_ms = float(np.nanmedian(median(cells["duration"], 0)))
+    return Stages(tuple(found), np.stack(work), step_ms, count, chunks)
 
 
 def uneven_finding(window: Window, stages: Stages) -> Finding | None:
     """Return the finding on a stage that works more than a tenth longer than the others."""
-    usual, policy = stages.usual_ms, window.policy
-    stage = int(np.argmax(usual))
-    others = np.delete(usual, stage)
-    ratio = float(usual[stage] / np.mean(others)) if np.mean(others) > 0 else 1.0
+    usual, policy, stage = stages.usual_ms, window.policy, stages.slowest
+    others, ratio = np.delete(usual, stage), stages.slowest_ratio
     steady = float(np.mean(np.nanargmax(np.nan_to_num(stages.own_ms), axis=0) == stage))
     if ratio < policy.uneven_stage_ratio or steady < _STEADY_SHARE:
         return None
-    cost = 1.0 - float(np.mean(usual)) / float(usual[stage])
-    ranks = stages.ranks[stage]
+    cost, ranks = stages.even_gain, stages.ranks[stage]
     confidence = 0.6
     return window.finding(
         "stage_imbalance",
@@ -124,7 +154,7 @@ def bubble_finding(window: Window, stages: Stages) -> Finding | None:
     count, extra = stages.microbatches, len(stages.ranks) - 1
     enough = int(np.ceil(extra * (1 - policy.bubble_goal) / policy.bubble_goal))
     # At the same batch a step is as long as all microbatches and the fill: m / (m + p - 1) works.
-    cost = 1.0 - (count / (count + extra)) / (enough / (enough + extra))
+    cost = 1.0 - (1.0 - schedule) / (1.0 - bubble_fraction(extra + 1, enough))
     confidence = 0.7
     return window.finding(
         "pipeline_bubble",
