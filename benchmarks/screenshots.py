@@ -45,7 +45,8 @@ def pages(url: str, run: str, before: str) -> Iterator[tuple[str, str]]:
     yield "rank", f"runs/{run}/ranks/0"
     newest = ask(url, f"runs/{run}")["run"]["step"] or 1
     yield "step", f"runs/{run}/steps/{max(1, newest - 10)}"
-    parts = ("collectives", "cost", "resources", "hang", "errors", "logs", "environment", "agent")
+    parts = ("collectives", "parallelism", "cost", "resources", "hang", "errors", "logs",
+             "environment", "agent")  # fmt: skip
     for name in parts:
         yield name, f"runs/{run}/{name}"
     yield "search", "search?q=step%20OR%20error"

@@ -35,6 +35,8 @@ ANSWERS = {
     "Does a rank wait": ("#verdict", r"No rank waited for another"),
     "Does a rank or a node": ("#verdict", r"No rank, GPU or node stands apart"),
     "Which collective": ("main", r"all_reduce"),
+    "How long does a pipeline idle": ("#verdict", r"No pipeline: 8 ranks, which form one group"),
+    "Where in the mesh": ("main", r"(?i)coloured by blocked on peers"),
     "Do the nodes differ": ("#verdict", r"differ|agree"),
     "What happened on the machines": ("#verdict", r"(?i)machine|host|node"),
     "What changed": ("main", rf"{SLOW}"),

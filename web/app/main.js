@@ -42,6 +42,7 @@ const PAGES = {
   },
   rank: { load: () => import('./pages/rank.js'), api: (run, id) => runPath(run, 'ranks', id) },
   collectives: { load: () => import('./pages/collectives.js'), api: (run) => runPath(run, 'collectives') },
+  parallelism: { load: () => import('./pages/parallelism.js'), api: (run) => runPath(run, 'parallelism') },
   cost: { load: () => import('./pages/cost.js'), api: (run) => runPath(run, 'cost') },
   resources: { load: () => import('./pages/resources.js'), api: (run) => runPath(run, 'resources') },
   hang: {

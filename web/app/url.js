@@ -27,6 +27,7 @@ const PLACES = [
   [/^runs\/([^/]+)\/steps$/, 'step'],
   [/^runs\/([^/]+)\/steps\/(\d+)$/, 'step'],
   [/^runs\/([^/]+)\/collectives$/, 'collectives'],
+  [/^runs\/([^/]+)\/parallelism$/, 'parallelism'],
   [/^runs\/([^/]+)\/cost$/, 'cost'],
   [/^runs\/([^/]+)\/resources$/, 'resources'],
   [/^runs\/([^/]+)\/hang$/, 'hang'],

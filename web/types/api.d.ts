@@ -138,6 +138,13 @@ export interface AuditRow {
   count: number;
 }
 
+/** A finding about what the page shows. */
+export interface BearingFinding {
+  id: number;
+  what: string;
+  severity: string;
+}
+
 /** Steps of one rank beside those of its peers; of a bin the median, `worst_ms` the longest. */
 export interface BesidePeers {
   metric: string;
@@ -832,6 +839,19 @@ export interface GivenAdvice {
   confidence: number | null;
 }
 
+/** Groups of one kind. */
+export interface GroupFamily {
+  name: string;
+  text: string;
+  num_groups: number;
+  size: number | null;
+  backend: string;
+  descriptions: string[];
+  is_axis: boolean;
+  num_calls: number;
+  blocked_ratio: number | null;
+}
+
 /** Where the members of one process group are, those that others wait for first. */
 export interface GroupPlaces {
   group: string;
@@ -1185,6 +1205,38 @@ export interface Mark {
   text: string;
 }
 
+/** Where each rank is: its coordinates, one on each axis, the outermost axis first. */
+export interface Mesh {
+  text: string;
+  axes: MeshAxis[];
+  rank: number[];
+  host: number[];
+  stage: (number | null)[];
+  at: number[][];
+  hosts: string[];
+  values: MeshValue[];
+  ranks_capped: Capped | null;
+}
+
+/** One direction of the mesh; `family` is the place of its groups, null where it has none. */
+export interface MeshAxis {
+  name: string;
+  size: number;
+  family: number | null;
+}
+
+/** A number of every rank, in their order; null where it is not known. */
+export interface MeshValue {
+  key: string;
+  title: string;
+  unit: '' | 'bytes' | 'ms' | 'ratio' | 'times' | 'tokens/s';
+  what: string;
+  values: (number | null)[];
+  lo: number | null;
+  hi: number | null;
+  num_known: number;
+}
+
 /** One number of training; `value` is the last of each bin, null where it was not finite. */
 export interface MetricSeries {
   name: string;
@@ -1316,6 +1368,23 @@ export interface PairChange {
   is_worse: boolean;
 }
 
+/** How the ranks share the work; without a pipeline, `no_pipeline` says so. */
+export interface Parallelism {
+  text: string;
+  attempt: number;
+  world_size: number;
+  step_lo: number;
+  step_hi: number;
+  mesh: Mesh;
+  families: GroupFamily[];
+  families_capped: Capped | null;
+  pipeline: Pipeline | null;
+  no_pipeline: string;
+  staleness: Staleness | null;
+  findings: BearingFinding[];
+  left_out: LeftOut[];
+}
+
 /** How much of a trace is there. */
 export interface PartAnswer {
   received_bytes: number;
@@ -1356,6 +1425,37 @@ export interface PinnedRow {
   max_ratio: number | null;
   cells: string;
   missing: string;
+}
+
+/** How much a pipeline idles, and which stage works longest. */
+export interface Pipeline {
+  num_stages: number;
+  num_ranks: number;
+  num_chunks: number;
+  num_microbatches: number | null;
+  schedule: string;
+  step_lo: number;
+  step_hi: number;
+  step_ms: number | null;
+  idle_ratio: number | null;
+  ideal_ratio: number | null;
+  ideal_text: string;
+  even_gain: number | null;
+  stages: PipelineStage[];
+}
+
+/** One place of the pipeline; ms are medians over steps and its ranks. */
+export interface PipelineStage {
+  stage: number;
+  num_ranks: number;
+  ranks_text: string;
+  own_ms: number | null;
+  forward_ms: number | null;
+  backward_ms: number | null;
+  idle_ratio: number | null;
+  others_ratio: number | null;
+  longest_rank: number | null;
+  longest_ratio: number | null;
 }
 
 /** Members of a group that are in the same place; sequences count its collectives from 1. */
@@ -2079,6 +2179,24 @@ export interface StackRow {
   reason: string;
   text: string;
   command_id: number | null;
+}
+
+/** How old the gradients of a rank were when they were applied, in versions. */
+export interface StaleRank {
+  rank: number;
+  num_gradients: number;
+  p50: number;
+  p95: number;
+  most: number;
+  mean: number;
+  num_mismatched: number;
+}
+
+/** Ages of gradients; `bound` is what the job declares, -1 none, null not declared. */
+export interface Staleness {
+  text: string;
+  bound: number | null;
+  ranks: StaleRank[];
 }
 
 /** Why a step is slow, or that it is not; `is_slow` is null where nothing can be compared. */

@@ -274,6 +274,7 @@ const SHOWN = {
   step: ['steps', 'collectives'],
   rank: ['collectives', 'events'],
   collectives: ['collectives'],
+  parallelism: ['steps'],
   resources: ['samples'],
   hang: ['events'],
   logs: ['logs'],

@@ -38,6 +38,7 @@ export const MENU = [
       { name: 'ranks', title: 'Ranks by steps', part: 'ranks', key: 'r' },
       { name: 'step', title: 'One step', part: 'steps', key: 's' },
       { name: 'collectives', title: 'Communication', part: 'collectives', key: 'c' },
+      { name: 'parallelism', title: 'Parallelism', part: 'parallelism', key: 'i' },
       { name: 'cost', title: 'Cost', part: 'cost', key: 'k' },
       { name: 'resources', title: 'Resources', part: 'resources', key: 't' },
       {

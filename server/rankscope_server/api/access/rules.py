@@ -96,6 +96,7 @@ RULES: dict[str, Rule] = {
             "machines",
             "map",
             "metrics",
+            "parallelism",
             "ranks",
             "ranks/{rank}",
             "ranks/{rank}/steps",

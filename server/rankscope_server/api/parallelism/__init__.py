@@ -1,0 +1,1 @@
+"""How the ranks share the work: mesh, groups, pipeline, staleness."""
