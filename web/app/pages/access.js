@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { ask, Failure, useApi } from '../api.js';
 import { bytes, count, dateTime, plural } from '../format.js';
 import { announce, setTitle } from '../page.js';
-import { Ago, Card, Command, Problem, Skeleton } from '../parts/bits.js';
+import { Ago, Card, Command, Problem, Skeleton, Table } from '../parts/bits.js';
 import { go } from '../router.js';
 import { el, t } from '../tags.js';
 import { path, withQuery } from '../url.js';
@@ -120,32 +120,39 @@ function TokenList({ session, changed }) {
     problem ? t.p({ class: 'bad padded', role: 'alert' }, problem) : null,
     answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the tokens' }) : null,
     rows.length > 0
-      ? t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Tokens' },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                ['Name', 'Project', 'Roles', 'State', 'Quota', 'Ends', 'Last used', ''].map((name) =>
-                  name ? t.th({ key: name }, name) : t.td({ key: 'actions' }),
-                ),
-              ),
-            ),
-            t.tbody(
-              null,
-              rows.map((row) =>
-                el(TokenLine, {
-                  key: row.id,
-                  row,
-                  revoke: () => act(() => revoke(row)),
-                  rotate: () => act(() => rotate(row)),
-                }),
-              ),
-            ),
-          ),
-        )
+      ? Table({
+          label: 'Tokens',
+          rows,
+          keyOf: (row) => row.id,
+          rowProps: (row) => ({ class: row.state === 'active' ? '' : 'faint' }),
+          columns: [
+            {
+              label: 'Name',
+              class: 'wide',
+              cell: (row) => [row.name, ' ', t.code({ class: 'faint' }, row.id)],
+            },
+            { label: 'Project', cell: projectOf },
+            { label: 'Roles', cell: (row) => row.roles.join(', ') },
+            { label: 'State', cell: (row) => row.state },
+            { label: 'Quota', class: 'nowrap', cell: quota },
+            {
+              label: 'Ends',
+              class: 'nowrap',
+              cell: (row) => (row.expires_ms ? dateTime(row.expires_ms) : 'never'),
+            },
+            {
+              label: 'Last used',
+              class: 'nowrap',
+              cell: (row) => (row.used_ms ? el(Ago, { ms: row.used_ms }) : 'never'),
+            },
+            {
+              class: 'nowrap',
+              cell: (row) =>
+                row.state === 'active' &&
+                el(TokenActions, { revoke: () => act(() => revoke(row)), rotate: () => act(() => rotate(row)) }),
+            },
+          ],
+        })
       : null,
     el(NewToken, { session, act }),
   );
@@ -170,33 +177,22 @@ function quota(row) {
   return rates.filter(Boolean).join(', ') || 'none';
 }
 
-/** @param {{row: TokenRow, revoke: () => void, rotate: () => void}} props */
-function TokenLine({ row, revoke, rotate }) {
+/** @param {{project: string}} row */
+function projectOf({ project }) {
+  return project === '*' ? 'all' : project;
+}
+
+/** @param {{revoke: () => void, rotate: () => void}} props */
+function TokenActions({ revoke, rotate }) {
   const [sure, setSure] = useState(false);
-  const isActive = row.state === 'active';
-  return t.tr(
-    { class: isActive ? '' : 'faint' },
-    t.td({ class: 'wide' }, row.name, ' ', t.code({ class: 'faint' }, row.id)),
-    t.td(null, row.project === '*' ? 'all' : row.project),
-    t.td(null, row.roles.join(', ')),
-    t.td(null, row.state),
-    t.td({ class: 'nowrap' }, quota(row)),
-    t.td({ class: 'nowrap' }, row.expires_ms ? dateTime(row.expires_ms) : 'never'),
-    t.td({ class: 'nowrap' }, row.used_ms ? el(Ago, { ms: row.used_ms }) : 'never'),
-    t.td(
-      { class: 'nowrap' },
-      isActive
-        ? [
-            t.button({ key: 'r', type: 'button', class: 'link', onClick: rotate }, 'Rotate'),
-            ' ',
-            t.button(
-              { key: 'x', type: 'button', class: 'link', onClick: () => (sure ? revoke() : setSure(true)) },
-              sure ? 'Revoke now' : 'Revoke',
-            ),
-          ]
-        : null,
+  return [
+    t.button({ key: 'r', type: 'button', class: 'link', onClick: rotate }, 'Rotate'),
+    ' ',
+    t.button(
+      { key: 'x', type: 'button', class: 'link', onClick: () => (sure ? revoke() : setSure(true)) },
+      sure ? 'Revoke now' : 'Revoke',
     ),
-  );
+  ];
 }
 
 /** @param {{session: Session, act: (change: () => Promise<TokenMade | null>) => void}} props */
@@ -290,23 +286,23 @@ function AuditLog() {
     answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the audit log' }) : null,
     rows.length === 0
       ? t.p({ class: 'note padded' }, 'Nothing is written down yet.')
-      : t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'What was done' },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                ['When', 'Who', 'What', 'Of what', 'Project', 'From'].map((name) => t.th({ key: name }, name)),
-              ),
-            ),
-            t.tbody(
-              null,
-              rows.map((row) => el(AuditLine, { key: row.id, row })),
-            ),
-          ),
-        ),
+      : Table({
+          label: 'What was done',
+          rows,
+          keyOf: (row) => row.id,
+          columns: [
+            { label: 'When', class: 'nowrap', cell: (row) => el(Ago, { ms: row.time_ms }) },
+            { label: 'Who', class: 'wide', cell: (row) => row.who },
+            {
+              label: 'What',
+              class: 'nowrap',
+              cell: (row) => (row.count > 1 ? `${row.action} ×${count(row.count)}` : row.action),
+            },
+            { label: 'Of what', class: 'wide', cell: (row) => [row.target, row.detail].filter(Boolean).join(': ') },
+            { label: 'Project', cell: projectOf },
+            { label: 'From', class: 'nowrap', cell: (row) => row.address || 'this machine' },
+          ],
+        }),
     older !== null || before !== null
       ? t.div(
           { class: 'pager' },
@@ -318,18 +314,5 @@ function AuditLog() {
             : null,
         )
       : null,
-  );
-}
-
-/** @param {{row: AuditRow}} props */
-function AuditLine({ row }) {
-  return t.tr(
-    null,
-    t.td({ class: 'nowrap' }, el(Ago, { ms: row.time_ms })),
-    t.td({ class: 'wide' }, row.who),
-    t.td({ class: 'nowrap' }, row.count > 1 ? `${row.action} ×${count(row.count)}` : row.action),
-    t.td({ class: 'wide' }, [row.target, row.detail].filter(Boolean).join(': ')),
-    t.td(null, row.project === '*' ? 'all' : row.project),
-    t.td({ class: 'nowrap' }, row.address || 'this machine'),
   );
 }

@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, dateTime, percent, plural, rankWords } from '../format.js';
 import { setTitle } from '../page.js';
-import { CappedNote, Card, Icon, Problem, Skeleton } from '../parts/bits.js';
+import { CappedNote, Card, Icon, Problem, Skeleton, Table } from '../parts/bits.js';
 import { AskPanel, CommandList } from '../parts/commands.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
@@ -127,42 +127,23 @@ function Sources({ data, path }) {
     },
     data.sources.length === 0
       ? t.p({ class: 'note padded' }, 'No rank has registered yet.')
-      : t.div(
-          {
-            class: 'scroll',
-            tabIndex: 0,
-            role: 'region',
-            'aria-label': 'Sources of the agent',
-          },
-          t.table(
-            { class: 'table sources' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                t.th(null, 'Hook'),
-                t.th(null, 'State'),
-                t.th(null, 'Ranks'),
-                t.th(null, 'Source, or why not'),
-              ),
-            ),
-            t.tbody(
-              null,
-              data.sources.map((row) =>
-                t.tr(
-                  {
-                    key: `${row.hook} ${row.source} ${row.reason}`,
-                    class: row.state === 'used' ? '' : 'quiet',
-                  },
-                  t.td({ class: 'nowrap' }, row.hook),
-                  t.td({ class: 'w-state' }, el(SourceState, { state: row.state })),
-                  t.td({ class: 'nowrap' }, row.ranks_text),
-                  t.td({ class: 'wide' }, row.state === 'off' ? '' : row.reason || row.source),
-                ),
-              ),
-            ),
-          ),
-        ),
+      : Table({
+          label: 'Sources of the agent',
+          class: 'sources',
+          rows: data.sources,
+          keyOf: (row) => `${row.hook} ${row.source} ${row.reason}`,
+          rowProps: (row) => ({ class: row.state === 'used' ? '' : 'quiet' }),
+          columns: [
+            { label: 'Hook', class: 'nowrap', cell: (row) => row.hook },
+            { label: 'State', class: 'w-state', cell: (row) => el(SourceState, { state: row.state }) },
+            { label: 'Ranks', class: 'nowrap', cell: (row) => row.ranks_text },
+            {
+              label: 'Source, or why not',
+              class: 'wide',
+              cell: (row) => (row.state === 'off' ? '' : row.reason || row.source),
+            },
+          ],
+        }),
     el(CappedNote, { capped: data.losses_capped, noun: 'reasons' }),
   );
 }
@@ -184,47 +165,29 @@ function Changes({ data }) {
       title: 'What was left out',
       note: 'above their budget, or where the server does not keep up, all ranks record one step in 2, 4, 8 … whole, the same ones',
     },
-    t.div(
-      {
-        class: 'scroll short',
-        tabIndex: 0,
-        role: 'region',
-        'aria-label': 'What was left out',
-      },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, 'When'),
-            t.th({ class: 'num' }, 'Step'),
-            t.th({ class: 'num' }, 'Rank'),
-            t.th(null, 'From'),
-            t.th(null, 'To'),
-            t.th({ class: 'num' }, 'Cost'),
-            t.th({ class: 'num' }, 'Budget'),
-            t.th(null, 'Why'),
-          ),
-        ),
-        t.tbody(
-          null,
-          data.changes.map((one, i) =>
-            t.tr(
-              { key: i },
-              t.td({ class: 'nowrap' }, dateTime(one.time_ms)),
-              t.td({ class: 'num' }, count(one.step)),
-              t.td({ class: 'num' }, one.rank < 0 ? 'node' : one.rank),
-              t.td(null, one.old),
-              t.td(null, one.new),
-              t.td({ class: 'num nowrap' }, one.overhead_ratio === null ? '–' : percent(one.overhead_ratio)),
-              t.td({ class: 'num nowrap' }, one.budget_ratio === null ? '–' : percent(one.budget_ratio)),
-              t.td({ class: 'wide' }, one.why),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: 'What was left out',
+      frame: 'short',
+      rows: data.changes,
+      columns: [
+        { label: 'When', class: 'nowrap', cell: (one) => dateTime(one.time_ms) },
+        { label: 'Step', class: 'num', cell: (one) => count(one.step) },
+        { label: 'Rank', class: 'num', cell: (one) => (one.rank < 0 ? 'node' : one.rank) },
+        { label: 'From', cell: (one) => one.old },
+        { label: 'To', cell: (one) => one.new },
+        {
+          label: 'Cost',
+          class: 'num nowrap',
+          cell: (one) => (one.overhead_ratio === null ? '–' : percent(one.overhead_ratio)),
+        },
+        {
+          label: 'Budget',
+          class: 'num nowrap',
+          cell: (one) => (one.budget_ratio === null ? '–' : percent(one.budget_ratio)),
+        },
+        { label: 'Why', class: 'wide', cell: (one) => one.why },
+      ],
+    }),
     el(CappedNote, { capped: data.changes_capped, noun: 'changes' }),
   );
 }
@@ -239,40 +202,17 @@ function Losses({ data }) {
     },
     data.losses.length === 0
       ? t.p({ class: 'note padded' }, 'Nothing, as far as every collector knows.')
-      : t.div(
-          {
-            class: 'scroll short',
-            tabIndex: 0,
-            role: 'region',
-            'aria-label': 'What was lost',
-          },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                t.th(null, 'Where'),
-                t.th(null, 'What'),
-                t.th(null, 'Why'),
-                t.th({ class: 'num' }, 'How many'),
-              ),
-            ),
-            t.tbody(
-              null,
-              data.losses.map((one) =>
-                t.tr(
-                  {
-                    key: `${one.host} ${one.rank} ${one.source} ${one.reason}`,
-                  },
-                  t.td({ class: 'nowrap' }, one.rank >= 0 ? `rank ${one.rank}` : one.host),
-                  t.td(null, one.source),
-                  t.td({ class: 'wide' }, one.reason),
-                  t.td({ class: 'num' }, count(one.count)),
-                ),
-              ),
-            ),
-          ),
-        ),
+      : Table({
+          label: 'What was lost',
+          frame: 'short',
+          rows: data.losses,
+          keyOf: (one) => `${one.host} ${one.rank} ${one.source} ${one.reason}`,
+          columns: [
+            { label: 'Where', class: 'nowrap', cell: (one) => (one.rank >= 0 ? `rank ${one.rank}` : one.host) },
+            { label: 'What', cell: (one) => one.source },
+            { label: 'Why', class: 'wide', cell: (one) => one.reason },
+            { label: 'How many', class: 'num', cell: (one) => count(one.count) },
+          ],
+        }),
   );
 }

@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { ask, csvHref, Failure, useApi } from '../api.js';
 import { count, dateTime, plural, words } from '../format.js';
 import { announce, setTitle } from '../page.js';
-import { Ago, CappedNote, Card, Icon, Problem, Severity, Skeleton } from '../parts/bits.js';
+import { Ago, CappedNote, Card, Icon, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
 import { ChannelForm } from '../parts/channelform.js';
 import { RuleForm, ruleText } from '../parts/ruleform.js';
 import { el, t } from '../tags.js';
@@ -334,50 +334,35 @@ function Sent({ sent, act }) {
     sent.deliveries.length === 0 ? t.p({ class: 'note padded' }, 'Nothing was sent yet.') : null,
     sent.deliveries.length === 0
       ? null
-      : t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Messages' },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                t.th(null, 'When'),
-                t.th(null, 'Channel'),
-                t.th(null, 'State'),
-                t.th({ class: 'num' }, 'Attempts'),
-                t.th(null, 'Message'),
-              ),
-            ),
-            t.tbody(
-              null,
-              sent.deliveries.map((one) =>
-                t.tr(
-                  { key: one.id },
-                  t.td({ class: 'nowrap' }, dateTime(one.created_ms)),
-                  t.td({ class: 'nowrap' }, one.channel_name),
-                  t.td({ class: 'nowrap' }, el(State, { state: one.state })),
-                  t.td({ class: 'num' }, count(one.attempts)),
-                  t.td(
-                    { class: 'wide' },
-                    one.what,
-                    one.note ? t.p({ class: one.state === 'given_up' ? 'bad' : 'note' }, one.note) : null,
-                    one.state === 'given_up' || one.state === 'dropped'
-                      ? t.button(
-                          {
-                            type: 'button',
-                            class: 'link',
-                            onClick: () => act('POST', `deliveries/${one.id}/send`, 'Sent again'),
-                          },
-                          'Send again',
-                        )
-                      : null,
-                  ),
-                ),
-              ),
-            ),
-          ),
-        ),
+      : Table({
+          label: 'Messages',
+          rows: sent.deliveries,
+          keyOf: (one) => one.id,
+          columns: [
+            { label: 'When', class: 'nowrap', cell: (one) => dateTime(one.created_ms) },
+            { label: 'Channel', class: 'nowrap', cell: (one) => one.channel_name },
+            { label: 'State', class: 'nowrap', cell: (one) => el(State, { state: one.state }) },
+            { label: 'Attempts', class: 'num', cell: (one) => count(one.attempts) },
+            {
+              label: 'Message',
+              class: 'wide',
+              cell: (one) => [
+                one.what,
+                one.note ? t.p({ class: one.state === 'given_up' ? 'bad' : 'note' }, one.note) : null,
+                one.state === 'given_up' || one.state === 'dropped'
+                  ? t.button(
+                      {
+                        type: 'button',
+                        class: 'link',
+                        onClick: () => act('POST', `deliveries/${one.id}/send`, 'Sent again'),
+                      },
+                      'Send again',
+                    )
+                  : null,
+              ],
+            },
+          ],
+        }),
     el(CappedNote, { capped: sent.capped, noun: 'messages' }),
   );
 }

@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { kindWords, plural, sentence } from '../format.js';
 import { setTitle } from '../page.js';
-import { CappedNote, Card, LeftOutNote, Problem, Severity, Skeleton } from '../parts/bits.js';
+import { CappedNote, Card, LeftOutNote, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
 import { DifferenceTable, RateTable, Times } from '../parts/compared.js';
 import { Lazy } from '../parts/shell.js';
 import { Sides } from '../parts/sides.js';
@@ -119,38 +119,24 @@ function Drift({ data }) {
           { class: 'note padded' },
           common > 0 ? 'No fact that both sent differs.' : 'Nothing is known of both: no difference can be said.',
         )
-      : t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'What differs' },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                t.th({ class: 'w-sev' }, 'Weight'),
-                t.th(null, 'What'),
-                t.th(null, `Before: ${data.before?.label}`),
-                t.th(null, `After: ${data.after.label}`),
-              ),
-            ),
-            t.tbody(
-              null,
-              facts.map((one) =>
-                t.tr(
-                  { key: `${one.kind} ${one.fact}` },
-                  t.td(null, el(Severity, { severity: one.severity })),
-                  t.td(
-                    { class: 'wide' },
-                    t.b(null, one.kind === 'node' ? one.fact : one.fact.replace(/^env\./, '')),
-                    t.span({ class: 'faint' }, ` ${SIDE_WORDS[/** @type {'node'} */ (one.kind)] ?? one.kind}`),
-                  ),
-                  t.td({ class: 'wide' }, values(one.before, one.kind)),
-                  t.td({ class: 'wide' }, values(one.after, one.kind)),
-                ),
-              ),
-            ),
-          ),
-        ),
+      : Table({
+          label: 'What differs',
+          rows: facts,
+          keyOf: (one) => `${one.kind} ${one.fact}`,
+          columns: [
+            { label: 'Weight', class: 'w-sev', cell: (one) => el(Severity, { severity: one.severity }) },
+            {
+              label: 'What',
+              class: 'wide',
+              cell: (one) => [
+                t.b(null, one.kind === 'node' ? one.fact : one.fact.replace(/^env\./, '')),
+                t.span({ class: 'faint' }, ` ${SIDE_WORDS[/** @type {'node'} */ (one.kind)] ?? one.kind}`),
+              ],
+            },
+            { label: `Before: ${data.before?.label}`, class: 'wide', cell: (one) => values(one.before, one.kind) },
+            { label: `After: ${data.after.label}`, class: 'wide', cell: (one) => values(one.after, one.kind) },
+          ],
+        }),
     el(CappedNote, { capped: data.facts_capped, noun: 'differences' }),
     unknown.length > 0
       ? t.details(
@@ -181,34 +167,20 @@ function Findings({ data }) {
     { title: 'Findings', note: 'of the steps compared; the same: of one kind, on the same ranks' },
     findings.length === 0
       ? t.p({ class: 'note padded' }, 'No finding holds in the steps compared of either.')
-      : t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Findings of both' },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                t.th({ class: 'w-sev' }, 'Severity'),
-                t.th(null, 'What'),
-                t.th(null, 'Before'),
-                t.th(null, 'After'),
-              ),
-            ),
-            t.tbody(
-              null,
-              findings.map((one, at) =>
-                t.tr(
-                  { key: at },
-                  t.td(null, el(Severity, { severity: one.severity })),
-                  t.td({ class: 'wide' }, t.b(null, kindWords(one.kind)), ' ', t.span({ class: 'faint' }, one.what)),
-                  t.td({ class: 'nowrap' }, found(one.before_run, one.before_id)),
-                  t.td({ class: 'nowrap' }, found(one.after_run, one.after_id)),
-                ),
-              ),
-            ),
-          ),
-        ),
+      : Table({
+          label: 'Findings of both',
+          rows: findings,
+          columns: [
+            { label: 'Severity', class: 'w-sev', cell: (one) => el(Severity, { severity: one.severity }) },
+            {
+              label: 'What',
+              class: 'wide',
+              cell: (one) => [t.b(null, kindWords(one.kind)), ' ', t.span({ class: 'faint' }, one.what)],
+            },
+            { label: 'Before', class: 'nowrap', cell: (one) => found(one.before_run, one.before_id) },
+            { label: 'After', class: 'nowrap', cell: (one) => found(one.after_run, one.after_id) },
+          ],
+        }),
     el(CappedNote, { capped: data.findings_capped, noun: 'findings' }),
   );
 }

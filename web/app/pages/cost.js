@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { change, count, duration, percent, plural, sentence } from '../format.js';
 import { setTitle } from '../page.js';
-import { Card, Empty, Problem, Skeleton } from '../parts/bits.js';
+import { Card, Empty, Problem, Skeleton, Table } from '../parts/bits.js';
 import { hoursWords, money, readChanges, readPrice, shareWords, stepWith, waterfall } from '../parts/costmaths.js';
 import { Field } from '../parts/fields.js';
 import { query, setQuery } from '../router.js';
@@ -20,6 +20,7 @@ const MS_PER_HOUR = 3_600_000;
 
 /** The look of a part, as on the other pages. @type {Record<string, string>} */
 const LOOKS = {
+  all: 't-all',
   productive: 't-fwd',
   straggling: 't-crit',
   waiting: 't-wait',
@@ -109,8 +110,9 @@ function PriceForm() {
 
 /** @param {{data: Cost, path: string, price: Price}} props */
 function Waterfall({ data, path, price }) {
-  const rows = waterfall(data.parts);
   const total = data.rank_hours ?? 0;
+  const all = { name: 'all', what: 'the whole time of all ranks', share: 1, rank_hours: total };
+  const rows = [{ part: all, from: 0 }, ...waterfall(data.parts)];
   return el(
     Card,
     {
@@ -118,31 +120,39 @@ function Waterfall({ data, path, price }) {
       note: `${hoursWords(total)} of ${plural(data.num_ranks, 'rank')}${price ? `, ${money(total * price.value, price.currency)}` : ''}; what is in no part is shown as unknown`,
       tools: t.a({ href: csvHref(path) }, 'CSV'),
     },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Where the time went' },
-      t.table(
-        { class: 'table waterfall' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, 'Part'),
-            t.td({ class: 'w-fall' }),
-            t.th({ class: 'num' }, 'Share'),
-            t.th({ class: 'num' }, 'Time'),
-            price ? t.th({ class: 'num' }, 'Money') : null,
-            t.th(null, 'What it is'),
-          ),
-        ),
-        t.tbody(
-          null,
-          row('all', 'the whole time of all ranks', 't-all', 0, 1, total, price),
-          rows.map(({ part, from }) =>
-            row(part.name, part.what, LOOKS[part.name] ?? 't-other', from, part.share, part.rank_hours, price),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: 'Where the time went',
+      class: 'waterfall',
+      rows,
+      keyOf: ({ part }) => part.name,
+      rowProps: ({ part }) => ({ 'data-part': part.name }),
+      columns: [
+        {
+          label: 'Part',
+          class: 'nowrap',
+          cell: ({ part: { name } }) => (name === 'all' || name === 'productive' ? t.b(null, name) : name),
+        },
+        {
+          class: 'w-fall',
+          cell: ({ part, from }) =>
+            t.span(
+              { class: 'falltrack', 'aria-hidden': 'true' },
+              t.span({
+                class: `fall ${LOOKS[part.name] ?? 't-other'}`,
+                style: { marginLeft: `${from * 100}%`, width: `${part.share * 100}%` },
+              }),
+            ),
+        },
+        { label: 'Share', class: 'num nowrap', cell: ({ part }) => shareWords(part.share) },
+        { label: 'Time', class: 'num nowrap', cell: ({ part }) => hoursWords(part.rank_hours) },
+        price && {
+          label: 'Money',
+          class: 'num nowrap',
+          cell: ({ part }) => money(part.rank_hours * price.value, price.currency),
+        },
+        { label: 'What it is', class: 'wide faint', cell: ({ part }) => part.what },
+      ],
+    }),
     t.ul(
       { class: 'plainlist note' },
       [
@@ -150,25 +160,6 @@ function Waterfall({ data, path, price }) {
         `In steps that are kept, whatever ranks did there: ${percent(data.ettr)} (effective training time ratio)`,
       ].map((text) => t.li({ key: text }, sentence(text))),
     ),
-  );
-}
-
-/** @param {string} name @param {string} what @param {string} look @param {number} from @param {number} share @param {number} hours @param {Price} price */
-function row(name, what, look, from, share, hours, price) {
-  return t.tr(
-    { key: name, 'data-part': name },
-    t.td({ class: 'nowrap' }, name === 'all' || name === 'productive' ? t.b(null, name) : name),
-    t.td(
-      { class: 'w-fall' },
-      t.span(
-        { class: 'falltrack', 'aria-hidden': 'true' },
-        t.span({ class: `fall ${look}`, style: { marginLeft: `${from * 100}%`, width: `${share * 100}%` } }),
-      ),
-    ),
-    t.td({ class: 'num nowrap' }, shareWords(share)),
-    t.td({ class: 'num nowrap' }, hoursWords(hours)),
-    price ? t.td({ class: 'num nowrap' }, money(hours * price.value, price.currency)) : null,
-    t.td({ class: 'wide faint' }, what),
   );
 }
 

@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, plural, ranges, rankWords } from '../format.js';
 import { setTitle } from '../page.js';
-import { Card, CopyButton, Problem, Severity, Skeleton } from '../parts/bits.js';
+import { Card, CopyButton, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
@@ -123,17 +123,17 @@ function Common({ data }) {
       ],
     },
     facts.length > 0
-      ? t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Common facts' },
-          t.table(
-            { class: 'table keyvalue' },
-            t.thead({ class: 'sr' }, t.tr(null, t.th(null, 'Fact'), t.th(null, 'Value'))),
-            t.tbody(
-              null,
-              facts.map((one) => t.tr({ key: one.fact }, t.td(null, one.fact), t.td(null, t.code(null, one.value)))),
-            ),
-          ),
-        )
+      ? Table({
+          /* HEAD { class: 'sr' } */
+          label: 'Common facts',
+          class: 'keyvalue',
+          rows: facts,
+          keyOf: (one) => one.fact,
+          columns: [
+            { label: 'Fact', cell: (one) => one.fact },
+            { label: 'Value', cell: (one) => t.code(null, one.value) },
+          ],
+        })
       : t.p(
           { class: 'note padded' },
           data.common.length === 0

@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, figure, kindWords, percent, plural, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Ago, CappedNote, Card, Problem, Severity, Skeleton } from '../parts/bits.js';
+import { Ago, CappedNote, Card, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
 import { hoursWords } from '../parts/costmaths.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
@@ -55,26 +55,6 @@ export function Page() {
   );
 }
 
-/** @param {string} label @param {string[]} heads those that begin with # are of numbers @param {import('../tags.js').Children} rows */
-function table(label, heads, rows) {
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': label },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          heads.map((head) =>
-            head.startsWith('#') ? t.th({ key: head, class: 'num' }, head.slice(1)) : t.th({ key: head }, head),
-          ),
-        ),
-      ),
-      t.tbody(null, rows),
-    ),
-  );
-}
-
 /** @param {{data: Fleet}} props */
 function Live({ data }) {
   const quiet = data.num_quiet
@@ -90,36 +70,36 @@ function Live({ data }) {
       tools: t.a({ href: 'runs' }, 'All runs'),
     },
     data.live.length > 0
-      ? table(
-          'Live runs',
-          ['Run', 'State', 'What is said of it', '#Ranks', '#Hosts', '#Step', '#Productive', 'Heard'],
-          data.live.map((run) => el(LiveRow, { key: run.run_id, run })),
-        )
+      ? Table({
+          label: 'Live runs',
+          rows: data.live,
+          keyOf: (run) => run.run_id,
+          columns: [
+            { label: 'Run', class: 'wide', cell: (run) => t.a({ href: runPath(run.run_id) }, run.name) },
+            { label: 'State', class: 'nowrap', title: (run) => run.status_text, cell: (run) => words(run.status) },
+            {
+              label: 'What is said of it',
+              class: 'wide',
+              cell: ({ verdict, sentence }) => [
+                verdict ? el(Severity, { severity: verdict.severity, text: '' }) : null,
+                verdict ? ' ' : null,
+                sentence || 'nothing yet',
+              ],
+            },
+            { label: 'Ranks', class: 'num', cell: (run) => count(run.world_size) },
+            { label: 'Hosts', class: 'num', cell: (run) => (run.num_hosts > 0 ? count(run.num_hosts) : '–') },
+            { label: 'Step', class: 'num', cell: (run) => count(run.step) },
+            {
+              label: 'Productive',
+              class: 'num',
+              cell: ({ run_id: id, productive_share: part }) =>
+                part === null ? '–' : t.a({ href: runPath(id, 'cost') }, percent(part)),
+            },
+            { label: 'Heard', class: 'nowrap', cell: (run) => el(Ago, { ms: run.received_ms }) },
+          ],
+        })
       : null,
     el(CappedNote, { capped: data.live_capped, noun: 'live runs' }),
-  );
-}
-
-/** @param {{run: LiveRun}} props */
-function LiveRow({ run }) {
-  return t.tr(
-    null,
-    t.td({ class: 'wide' }, t.a({ href: runPath(run.run_id) }, run.name)),
-    t.td({ class: 'nowrap', title: run.status_text }, words(run.status)),
-    t.td(
-      { class: 'wide' },
-      run.verdict ? el(Severity, { severity: run.verdict.severity, text: '' }) : null,
-      run.verdict ? ' ' : null,
-      run.sentence || 'nothing yet',
-    ),
-    t.td({ class: 'num' }, count(run.world_size)),
-    t.td({ class: 'num' }, run.num_hosts > 0 ? count(run.num_hosts) : '–'),
-    t.td({ class: 'num' }, count(run.step)),
-    t.td(
-      { class: 'num' },
-      run.productive_share === null ? '–' : t.a({ href: runPath(run.run_id, 'cost') }, percent(run.productive_share)),
-    ),
-    t.td({ class: 'nowrap' }, el(Ago, { ms: run.received_ms })),
   );
 }
 
@@ -128,19 +108,21 @@ function Silent({ data }) {
   return el(
     Card,
     { title: 'Silent agents', note: 'ranks of live runs that have not ended and send nothing' },
-    table(
-      'Silent agents',
-      ['Host', 'Run', '#Silent ranks', 'Last heard'],
-      data.silent.map((one) =>
-        t.tr(
-          { key: `${one.run_id} ${one.host}` },
-          t.td({ class: 'nowrap' }, one.host),
-          t.td({ class: 'wide' }, t.a({ href: runPath(one.run_id) }, one.run_id)),
-          t.td({ class: 'num' }, `${count(one.num_silent)} of ${count(one.num_ranks)}`),
-          t.td({ class: 'nowrap' }, el(Ago, { ms: one.received_ms })),
-        ),
-      ),
-    ),
+    Table({
+      label: 'Silent agents',
+      rows: data.silent,
+      keyOf: (one) => `${one.run_id} ${one.host}`,
+      columns: [
+        { label: 'Host', class: 'nowrap', cell: (one) => one.host },
+        { label: 'Run', class: 'wide', cell: (one) => t.a({ href: runPath(one.run_id) }, one.run_id) },
+        {
+          label: 'Silent ranks',
+          class: 'num',
+          cell: (one) => `${count(one.num_silent)} of ${count(one.num_ranks)}`,
+        },
+        { label: 'Last heard', class: 'nowrap', cell: (one) => el(Ago, { ms: one.received_ms }) },
+      ],
+    }),
     el(CappedNote, { capped: data.silent_capped, noun: 'hosts, those that are silent longest' }),
   );
 }
@@ -155,11 +137,25 @@ function Hosts({ data, path }) {
       tools: t.a({ href: csvHref(path) }, 'CSV'),
     },
     data.hosts.length > 0
-      ? table(
-          'Hosts over runs',
-          ['Host', 'Slow', 'Crashed first', '#Runs', '#Alone', 'Named in', 'Newest run'],
-          data.hosts.map((host) => el(HostRow, { key: host.host, host })),
-        )
+      ? Table({
+          label: 'Hosts over runs',
+          rows: data.hosts,
+          keyOf: (host) => host.host,
+          rowProps: (host) => ({ 'data-host': host.host }),
+          columns: [
+            {
+              label: 'Host',
+              class: 'nowrap',
+              cell: ({ host }) => t.a({ href: withQuery('preflight', { node: host }), title: 'its preflights' }, host),
+            },
+            { label: 'Slow', class: 'nowrap', cell: (host) => share(host.num_slow, host.num_runs) },
+            { label: 'Crashed first', class: 'nowrap', cell: (host) => share(host.num_failed, host.num_runs) },
+            { label: 'Runs', class: 'num', cell: (host) => count(host.num_runs) },
+            { label: 'Alone', class: 'num', cell: (host) => count(host.num_alone) },
+            { label: 'Named in', class: 'wide', cell: namedIn },
+            { label: 'Newest run', class: 'nowrap', cell: (host) => el(Ago, { ms: host.last_ms }) },
+          ],
+        })
       : t.p({ class: 'note padded' }, 'No run of these weeks has named its hosts.'),
     el(CappedNote, { capped: data.hosts_capped, noun: 'hosts, those that were named most often' }),
     el(CappedNote, { capped: data.runs_capped, noun: 'runs of these weeks, the newest, by which hosts are compared' }),
@@ -173,39 +169,22 @@ function share(bad, runs) {
   return bad > 0 ? t.b({ class: 'bad' }, text) : t.span({ class: 'faint' }, text);
 }
 
-/** @param {{host: Host}} props */
-function HostRow({ host }) {
-  return t.tr(
-    { 'data-host': host.host },
-    t.td(
-      { class: 'nowrap' },
-      t.a({ href: withQuery('preflight', { node: host.host }), title: 'its preflights' }, host.host),
-    ),
-    t.td({ class: 'nowrap' }, share(host.num_slow, host.num_runs)),
-    t.td({ class: 'nowrap' }, share(host.num_failed, host.num_runs)),
-    t.td({ class: 'num' }, count(host.num_runs)),
-    t.td({ class: 'num' }, count(host.num_alone)),
-    t.td(
-      { class: 'wide' },
-      host.named.length === 0
-        ? t.span({ class: 'faint' }, host.num_runs > 0 ? 'nothing' : 'nothing to compare it with')
-        : [
-            ...host.named
-              .slice(0, 3)
-              .map((one) =>
-                t.span(
-                  { key: one.finding, class: 'block' },
-                  t.a({ href: runPath(one.run_id, 'findings', String(one.finding)), title: one.what }, one.name),
-                  t.span({ class: 'faint' }, ` ${kindWords(one.kind).toLowerCase()}`),
-                ),
-              ),
-            host.num_named > 3
-              ? t.span({ key: 'more', class: 'faint block' }, `and ${count(host.num_named - 3)} more`)
-              : null,
-          ],
-    ),
-    t.td({ class: 'nowrap' }, el(Ago, { ms: host.last_ms })),
-  );
+/** The newest findings that name a host. @param {Host} host */
+function namedIn(host) {
+  if (host.named.length === 0)
+    return t.span({ class: 'faint' }, host.num_runs > 0 ? 'nothing' : 'nothing to compare it with');
+  return [
+    ...host.named
+      .slice(0, 3)
+      .map((one) =>
+        t.span(
+          { key: one.finding, class: 'block' },
+          t.a({ href: runPath(one.run_id, 'findings', String(one.finding)), title: one.what }, one.name),
+          t.span({ class: 'faint' }, ` ${kindWords(one.kind).toLowerCase()}`),
+        ),
+      ),
+    host.num_named > 3 ? t.span({ key: 'more', class: 'faint block' }, `and ${count(host.num_named - 3)} more`) : null,
+  ];
 }
 
 /** @type {[string, string, (week: Week) => number][]} */
@@ -228,46 +207,57 @@ function Weeks({ data }) {
         t.span({ key: name, class: 'gridkey' }, t.span({ class: `swatch ${look}`, 'aria-hidden': 'true' }), name),
       ),
     },
-    table(
-      'Rank-hours by week',
-      ['Week from', 'Where they went', '#All', '#Lost', '#Lost share', '#Runs', '#Not known'],
-      [...data.weeks].reverse().map((week) => el(WeekRow, { key: week.begin_ms, week, most })),
-    ),
+    Table({
+      label: 'Rank-hours by week',
+      rows: [...data.weeks].reverse(),
+      keyOf: (week) => week.begin_ms,
+      columns: [
+        { label: 'Week from', class: 'nowrap', cell: (week) => day.format(week.begin_ms) },
+        { label: 'Where they went', class: 'w-fall', cell: (week) => weekBar(week, most) },
+        {
+          label: 'All',
+          class: 'num nowrap',
+          cell: (week) => (isKnown(week) ? hoursWords(week.rank_hours) : '–'),
+        },
+        {
+          label: 'Lost',
+          class: 'num nowrap',
+          cell: (week) => (isKnown(week) ? hoursWords(week.lost_rank_hours) : '–'),
+        },
+        {
+          label: 'Lost share',
+          class: 'num nowrap',
+          cell: (week) =>
+            isKnown(week) && week.rank_hours > 0 ? percent(week.lost_rank_hours / week.rank_hours) : '–',
+        },
+        { label: 'Runs', class: 'num', cell: (week) => count(week.num_runs) },
+        { label: 'Not known', class: 'num', cell: (week) => count(week.num_unknown) },
+      ],
+    }),
     el(CappedNote, { capped: data.weeks_capped, noun: 'runs of these weeks, the newest' }),
   );
 }
 
 const day = new Intl.DateTimeFormat('en-GB', { day: 'numeric', month: 'short', year: 'numeric', timeZone: 'UTC' });
 
-/** @param {{week: Week, most: number}} props */
-function WeekRow({ week, most }) {
-  const isKnown = week.num_runs > week.num_unknown;
-  return t.tr(
-    null,
-    t.td({ class: 'nowrap' }, day.format(week.begin_ms)),
-    t.td(
-      { class: 'w-fall' },
-      t.span(
-        { class: 'weektrack' },
-        WEEK_PARTS.map(([name, look, of]) =>
-          of(week) > 0
-            ? t.span({
-                key: name,
-                class: `fall ${look}`,
-                title: `${name}: ${figure(of(week))} rank-hours`,
-                style: { width: `${(of(week) / most) * 100}%` },
-              })
-            : null,
-        ),
-      ),
+/** @param {Week} week */
+function isKnown(week) {
+  return week.num_runs > week.num_unknown;
+}
+
+/** @param {Week} week @param {number} most */
+function weekBar(week, most) {
+  return t.span(
+    { class: 'weektrack' },
+    WEEK_PARTS.map(([name, look, of]) =>
+      of(week) > 0
+        ? t.span({
+            key: name,
+            class: `fall ${look}`,
+            title: `${name}: ${figure(of(week))} rank-hours`,
+            style: { width: `${(of(week) / most) * 100}%` },
+          })
+        : null,
     ),
-    t.td({ class: 'num nowrap' }, isKnown ? hoursWords(week.rank_hours) : '–'),
-    t.td({ class: 'num nowrap' }, isKnown ? hoursWords(week.lost_rank_hours) : '–'),
-    t.td(
-      { class: 'num nowrap' },
-      isKnown && week.rank_hours > 0 ? percent(week.lost_rank_hours / week.rank_hours) : '–',
-    ),
-    t.td({ class: 'num' }, count(week.num_runs)),
-    t.td({ class: 'num' }, count(week.num_unknown)),
   );
 }

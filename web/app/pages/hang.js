@@ -6,7 +6,7 @@ import { nodeWords, rankSetWords, standingWords, WaitsChart } from '../charts/wa
 import { count, dateTime, duration, plural, sentence, timeOfDay } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle } from '../page.js';
-import { CappedNote, Card, Icon, Problem, Skeleton } from '../parts/bits.js';
+import { CappedNote, Card, Icon, Problem, Skeleton, Table } from '../parts/bits.js';
 import { Beside, Merged } from '../parts/hangstacks.js';
 import { PlacesCard } from '../parts/places.js';
 import { query, setQuery } from '../router.js';
@@ -164,40 +164,29 @@ function WaitsCard({ data, chosen, table, switchTable }) {
 /** @param {{data: HangAnswer}} props */
 function WaitsTable({ data }) {
   const { graph, is_over: isOver } = data;
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Who waits for whom' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'Ranks'),
-          t.th({ class: 'num' }, 'Count'),
-          t.th({ class: 'num' }, 'Nodes'),
-          t.th(null, 'State'),
-          t.th(null, 'What'),
-          t.th(null, isOver ? 'Waited for' : 'Waits for'),
-          t.th({ class: 'num' }, isOver ? 'Waited' : 'Since'),
-        ),
-      ),
-      t.tbody(
-        null,
-        graph.nodes.map((node) =>
-          t.tr(
-            { key: node.id, title: nodeWords(node, isOver) },
-            t.td({ class: 'wide' }, node.is_transfer ? 'none' : node.ranks.text),
-            t.td({ class: 'num' }, node.is_transfer ? '–' : count(node.ranks.count)),
-            t.td({ class: 'num' }, node.ranks.num_hosts ? count(node.ranks.num_hosts) : '–'),
-            t.td({ class: 'nowrap' }, node.is_transfer ? 'does not end' : standingWords(node.standing, isOver)),
-            t.td({ class: 'wide' }, node.text),
-            t.td({ class: 'wide' }, targetWords(data, node)),
-            t.td({ class: 'num nowrap' }, node.waited_seconds === null ? '–' : duration(node.waited_seconds * 1000)),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Who waits for whom',
+    rows: graph.nodes,
+    keyOf: (node) => node.id,
+    rowProps: (node) => ({ title: nodeWords(node, isOver) }),
+    columns: [
+      { label: 'Ranks', class: 'wide', cell: (node) => (node.is_transfer ? 'none' : node.ranks.text) },
+      { label: 'Count', class: 'num', cell: (node) => (node.is_transfer ? '–' : count(node.ranks.count)) },
+      { label: 'Nodes', class: 'num', cell: (node) => (node.ranks.num_hosts ? count(node.ranks.num_hosts) : '–') },
+      {
+        label: 'State',
+        class: 'nowrap',
+        cell: (node) => (node.is_transfer ? 'does not end' : standingWords(node.standing, isOver)),
+      },
+      { label: 'What', class: 'wide', cell: (node) => node.text },
+      { label: isOver ? 'Waited for' : 'Waits for', class: 'wide', cell: (node) => targetWords(data, node) },
+      {
+        label: isOver ? 'Waited' : 'Since',
+        class: 'num nowrap',
+        cell: (node) => (node.waited_seconds === null ? '–' : duration(node.waited_seconds * 1000)),
+      },
+    ],
+  });
 }
 
 /** @param {HangAnswer} data @param {WaitNode} node */

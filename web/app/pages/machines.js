@@ -5,7 +5,7 @@ import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { dateTime, percent, rankWords, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Ago, CappedNote, Card, Empty, Icon, Problem, Seen, Skeleton } from '../parts/bits.js';
+import { Ago, CappedNote, Card, Empty, Icon, Problem, Seen, Skeleton, Table } from '../parts/bits.js';
 import { GROUPS, SampleGroup, SPANS, spanStart } from '../parts/machine.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
@@ -62,32 +62,18 @@ function Events({ data }) {
   return el(
     Card,
     { title: 'What happened', note: 'newest first, as the driver, the kernel or the control group reported it' },
-    t.div(
-      { class: 'scroll short', tabIndex: 0, role: 'region', 'aria-label': 'What happened' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            ['When', 'Machine', 'What', 'Rank', 'Reported by'].map((name) => t.th({ key: name }, name)),
-          ),
-        ),
-        t.tbody(
-          null,
-          data.events.map((one, place) =>
-            t.tr(
-              { key: place },
-              t.td({ class: 'nowrap' }, one.time_ms === null ? 'unknown' : dateTime(one.time_ms)),
-              t.td(null, one.host || 'unknown'),
-              t.td({ class: 'wide', title: one.fields.text ?? '' }, one.text),
-              t.td(null, one.rank === null ? 'none known' : rankWords([one.rank])),
-              t.td(null, one.fields.seen_in ?? 'unknown'),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: 'What happened',
+      frame: 'short',
+      rows: data.events,
+      columns: [
+        { label: 'When', class: 'nowrap', cell: (one) => (one.time_ms === null ? 'unknown' : dateTime(one.time_ms)) },
+        { label: 'Machine', cell: (one) => one.host || 'unknown' },
+        { label: 'What', class: 'wide', title: (one) => one.fields.text ?? '', cell: (one) => one.text },
+        { label: 'Rank', cell: (one) => (one.rank === null ? 'none known' : rankWords([one.rank])) },
+        { label: 'Reported by', cell: (one) => one.fields.seen_in ?? 'unknown' },
+      ],
+    }),
     el(CappedNote, { capped: data.capped, noun: 'events' }),
   );
 }
@@ -97,42 +83,29 @@ function Choice({ run, data, chosen, path }) {
   return el(
     Card,
     { title: 'Machines', note: 'choose one to see its samples', tools: t.a({ href: csvHref(path) }, 'CSV') },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Machines' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            ['Machine', 'Ranks', 'GPUs', 'Slowed', 'Sources', 'Last sample'].map((name) => t.th({ key: name }, name)),
-          ),
-        ),
-        t.tbody(
-          null,
-          data.machines.map((one) =>
-            t.tr(
-              { key: one.host },
-              t.td(
-                null,
-                t.a(
-                  {
-                    href: withQuery(runPath(run, 'machines'), { host: one.host }),
-                    'aria-current': one === chosen ? 'true' : undefined,
-                  },
-                  one === chosen ? t.b(null, one.host) : one.host,
-                ),
-              ),
-              t.td(null, one.ranks.length > 0 ? rankWords(one.ranks) : 'none known'),
-              t.td(null, one.gpus.length > 0 ? String(one.gpus.length) : 'none known'),
-              t.td(null, slowedWords(one) || 'none seen'),
-              t.td(null, sourcesWords(one.sources)),
-              t.td(null, el(Ago, { ms: one.last_ms })),
+    Table({
+      label: 'Machines',
+      rows: data.machines,
+      keyOf: (one) => one.host,
+      columns: [
+        {
+          label: 'Machine',
+          cell: (one) =>
+            t.a(
+              {
+                href: withQuery(runPath(run, 'machines'), { host: one.host }),
+                'aria-current': one === chosen ? 'true' : undefined,
+              },
+              one === chosen ? t.b(null, one.host) : one.host,
             ),
-          ),
-        ),
-      ),
-    ),
+        },
+        { label: 'Ranks', cell: (one) => (one.ranks.length > 0 ? rankWords(one.ranks) : 'none known') },
+        { label: 'GPUs', cell: (one) => (one.gpus.length > 0 ? String(one.gpus.length) : 'none known') },
+        { label: 'Slowed', cell: (one) => slowedWords(one) || 'none seen' },
+        { label: 'Sources', cell: (one) => sourcesWords(one.sources) },
+        { label: 'Last sample', cell: (one) => el(Ago, { ms: one.last_ms }) },
+      ],
+    }),
   );
 }
 
@@ -176,36 +149,24 @@ function Gpus({ machine }) {
       title: `GPUs of ${machine.host}`,
       note: machine.driver ? `driver ${machine.driver}; slowed in the last minutes` : 'slowed in the last minutes',
     },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'GPUs' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            ['GPU', 'Model', 'PCI', 'Slowed by'].map((name) => t.th({ key: name }, name)),
-          ),
-        ),
-        t.tbody(
-          null,
-          machine.gpus.map((gpu) =>
-            t.tr(
-              { key: gpu.gpu },
-              t.td(null, String(gpu.gpu)),
-              t.td({ title: gpu.uuid }, gpu.name || 'not reported'),
-              t.td(null, t.code(null, gpu.bus_id || 'not reported')),
-              t.td(
-                { class: 'wide' },
-                Object.entries(gpu.slowed)
-                  .map(([reason, share]) => `${reason}: ${percent(share)} of the time`)
-                  .join('; ') || 'nothing seen',
-              ),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: 'GPUs',
+      rows: machine.gpus,
+      keyOf: (gpu) => gpu.gpu,
+      columns: [
+        { label: 'GPU', cell: (gpu) => String(gpu.gpu) },
+        { label: 'Model', title: (gpu) => gpu.uuid, cell: (gpu) => gpu.name || 'not reported' },
+        { label: 'PCI', cell: (gpu) => t.code(null, gpu.bus_id || 'not reported') },
+        {
+          label: 'Slowed by',
+          class: 'wide',
+          cell: (gpu) =>
+            Object.entries(gpu.slowed)
+              .map(([reason, share]) => `${reason}: ${percent(share)} of the time`)
+              .join('; ') || 'nothing seen',
+        },
+      ],
+    }),
   );
 }
 
@@ -219,29 +180,20 @@ function Sources({ machine }) {
     { title: `Where the samples of ${machine.host} come from`, note: 'skipped is not healthy: it is not known' },
     machine.sources.length === 0
       ? t.p({ class: 'note padded' }, 'Its collector has not reported yet.')
-      : t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Sources' },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                ['Source', 'State', 'Why'].map((name) => t.th({ key: name }, name)),
-              ),
-            ),
-            t.tbody(
-              null,
-              machine.sources.map((one) =>
-                t.tr(
-                  { key: one.source, 'data-source': one.source },
-                  t.td(null, words(one.source)),
-                  t.td({ class: 'nowrap' }, el(Icon, { name: MARKS[one.state] ?? 'unknown' }), ` ${one.state}`),
-                  t.td({ class: 'wide' }, one.reason),
-                ),
-              ),
-            ),
-          ),
-        ),
+      : Table({
+          label: 'Sources',
+          rows: machine.sources,
+          keyOf: (one) => one.source,
+          rowProps: (one) => ({ 'data-source': one.source }),
+          columns: [
+            { label: 'Source', cell: (one) => words(one.source) },
+            {
+              label: 'State',
+              class: 'nowrap',
+              cell: (one) => [el(Icon, { name: MARKS[one.state] ?? 'unknown' }), ` ${one.state}`],
+            },
+            { label: 'Why', class: 'wide', cell: (one) => one.reason },
+          ],
+        }),
   );
 }

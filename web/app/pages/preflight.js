@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
 import { count, dateTime, duration, plural, sentence } from '../format.js';
 import { setTitle } from '../page.js';
-import { Ago, CappedNote, Card, Loaded, Problem, Skeleton } from '../parts/bits.js';
+import { Ago, CappedNote, Card, Loaded, Problem, Skeleton, Table } from '../parts/bits.js';
 import { ChecksCard, FindingsCard, NodesCard, nodeHref, preflightHref, State } from '../parts/preflight.js';
 import { CallCard } from '../parts/preflightcall.js';
 import { MatrixCard } from '../parts/preflightmatrix.js';
@@ -148,33 +148,18 @@ const METRICS = { connect: 'reachability', rtt: 'round trip', mbit: 'bandwidth',
 
 /** @param {{pairs: Comparison['pairs']}} props */
 function Pairs({ pairs }) {
-  return t.div(
-    { class: 'scroll short', tabIndex: 0, role: 'region', 'aria-label': 'Paths that differ' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          ['From', 'To', 'What', 'Before', 'Now', ''].map((name) =>
-            name ? t.th({ key: name }, name) : t.td({ key: 'worse' }),
-          ),
-        ),
-      ),
-      t.tbody(
-        null,
-        pairs.map((one) =>
-          t.tr(
-            { key: `${one.start} ${one.end} ${one.metric}` },
-            t.td(null, t.a({ class: 'quiet', href: nodeHref(one.start) }, one.start)),
-            t.td(null, t.a({ class: 'quiet', href: nodeHref(one.end) }, one.end)),
-            t.td(null, METRICS[one.metric]),
-            t.td({ class: 'nowrap' }, one.before),
-            t.td({ class: 'nowrap' }, one.after),
-            t.td(null, one.is_worse ? t.b({ class: 'bad' }, 'worse') : 'better'),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Paths that differ',
+    frame: 'short',
+    rows: pairs,
+    keyOf: (one) => `${one.start} ${one.end} ${one.metric}`,
+    columns: [
+      { label: 'From', cell: (one) => t.a({ class: 'quiet', href: nodeHref(one.start) }, one.start) },
+      { label: 'To', cell: (one) => t.a({ class: 'quiet', href: nodeHref(one.end) }, one.end) },
+      { label: 'What', cell: (one) => METRICS[one.metric] },
+      { label: 'Before', class: 'nowrap', cell: (one) => one.before },
+      { label: 'Now', class: 'nowrap', cell: (one) => one.after },
+      { cell: (one) => (one.is_worse ? t.b({ class: 'bad' }, 'worse') : 'better') },
+    ],
+  });
 }

@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, dateTime, plural } from '../format.js';
 import { setTitle } from '../page.js';
-import { Ago, CappedNote, Card, Command, Empty, Problem, Skeleton } from '../parts/bits.js';
+import { Ago, CappedNote, Card, Command, Empty, Problem, Skeleton, Table } from '../parts/bits.js';
 import { Field } from '../parts/fields.js';
 import { nodeHref, preflightHref, State } from '../parts/preflight.js';
 import { NewPreflight } from '../parts/preflightcall.js';
@@ -119,46 +119,32 @@ function List({ list, path: address, skip }) {
         t.a({ key: 'c', href: csvHref(address) }, 'CSV'),
       ],
     },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Preflights' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th({ class: 'w-sev' }, 'Answer'),
-            t.th(null, 'When'),
-            t.th(null, 'Preflight'),
-            t.th({ class: 'num' }, 'Nodes'),
-            t.th({ class: 'num' }, 'Failures'),
-            t.th({ class: 'num' }, 'Warnings'),
-            t.th(null, 'Before run'),
-          ),
-        ),
-        t.tbody(
-          null,
-          list.preflights.map((one) =>
-            t.tr(
-              { key: one.id },
-              t.td({ class: 'nowrap' }, el(State, { status: one.status })),
-              t.td({ class: 'nowrap' }, el(Ago, { ms: one.created_ms })),
-              t.td({ class: 'wide' }, t.a({ href: preflightHref(one.id) }, one.id)),
-              t.td({ class: 'num' }, count(one.num_nodes)),
-              t.td(
-                { class: 'num' },
-                one.status === 'unknown' && one.finished_ms === null ? '–' : count(one.num_failures),
-              ),
-              t.td(
-                { class: 'num' },
-                one.status === 'unknown' && one.finished_ms === null ? '–' : count(one.num_warnings),
-              ),
-              t.td({ class: 'wide' }, one.run_id ? t.a({ href: runPath(one.run_id) }, one.run_id) : 'none named'),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: 'Preflights',
+      rows: list.preflights,
+      keyOf: (one) => one.id,
+      columns: [
+        { label: 'Answer', class: 'w-sev nowrap', cell: (one) => el(State, { status: one.status }) },
+        { label: 'When', class: 'nowrap', cell: (one) => el(Ago, { ms: one.created_ms }) },
+        { label: 'Preflight', class: 'wide', cell: (one) => t.a({ href: preflightHref(one.id) }, one.id) },
+        { label: 'Nodes', class: 'num', cell: (one) => count(one.num_nodes) },
+        {
+          label: 'Failures',
+          class: 'num',
+          cell: (one) => (one.status === 'unknown' && one.finished_ms === null ? '–' : count(one.num_failures)),
+        },
+        {
+          label: 'Warnings',
+          class: 'num',
+          cell: (one) => (one.status === 'unknown' && one.finished_ms === null ? '–' : count(one.num_warnings)),
+        },
+        {
+          label: 'Before run',
+          class: 'wide',
+          cell: (one) => (one.run_id ? t.a({ href: runPath(one.run_id) }, one.run_id) : 'none named'),
+        },
+      ],
+    }),
   );
 }
 
@@ -219,35 +205,28 @@ function NodeCard({ node }) {
               );
             }),
           ),
-          t.div(
-            { key: 't', class: 'scroll short', tabIndex: 0, role: 'region', 'aria-label': `Preflights of ${node}` },
-            t.table(
-              { class: 'table' },
-              t.thead(
-                null,
-                t.tr(
-                  null,
-                  ['State', 'When', 'Preflight', 'Host', 'Named by'].map((name) => t.th({ key: name }, name)),
-                ),
-              ),
-              t.tbody(
-                null,
-                rows.map((row) =>
-                  t.tr(
-                    { key: `${row.id} ${row.node}` },
-                    t.td({ class: 'nowrap' }, el(State, { status: row.status })),
-                    t.td({ class: 'nowrap' }, el(Ago, { ms: row.created_ms })),
-                    t.td(null, t.a({ href: preflightHref(row.id) }, row.id)),
-                    t.td(
-                      null,
-                      t.a({ class: 'quiet', href: nodeHref(row.host || row.node) }, row.host || 'not reported'),
-                    ),
-                    t.td({ class: 'wide' }, row.findings.join(', ') || (row.status === 'ok' ? 'nothing' : 'not known')),
-                  ),
-                ),
-              ),
-            ),
-          ),
+          Table({
+            key: 't',
+            label: `Preflights of ${node}`,
+            frame: 'short',
+            rows,
+            keyOf: (row) => `${row.id} ${row.node}`,
+            columns: [
+              { label: 'State', class: 'nowrap', cell: (row) => el(State, { status: row.status }) },
+              { label: 'When', class: 'nowrap', cell: (row) => el(Ago, { ms: row.created_ms }) },
+              { label: 'Preflight', cell: (row) => t.a({ href: preflightHref(row.id) }, row.id) },
+              {
+                label: 'Host',
+                cell: (row) =>
+                  t.a({ class: 'quiet', href: nodeHref(row.host || row.node) }, row.host || 'not reported'),
+              },
+              {
+                label: 'Named by',
+                class: 'wide',
+                cell: (row) => row.findings.join(', ') || (row.status === 'ok' ? 'nothing' : 'not known'),
+              },
+            ],
+          }),
           el(CappedNote, { key: 'c', capped: answer.data.capped, noun: 'preflights, the newest' }),
         ],
   );

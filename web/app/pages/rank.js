@@ -4,7 +4,7 @@ import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { bytes, count, dateTime, duration, exactTime, shortPlace, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Card, CopyButton, Empty, Loaded, Problem, Skeleton, When } from '../parts/bits.js';
+import { Card, CopyButton, Empty, Loaded, Problem, Skeleton, Table, When } from '../parts/bits.js';
 import { CellPanel } from '../parts/cell.js';
 import { Lazy } from '../parts/shell.js';
 import { query } from '../router.js';
@@ -167,49 +167,37 @@ function Facts({ data }) {
 /** @param {{data: RankDetail}} props */
 function Groups({ data }) {
   if (data.groups.length === 0) return t.p({ class: 'note padded' }, 'It has not entered a process group yet.');
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Process groups' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'Group'),
-          t.th({ class: 'num' }, 'Ranks'),
-          t.th({ class: 'num' }, 'Entered'),
-          t.th({ class: 'num' }, 'Ended'),
-          t.th(null, 'Last entered'),
-        ),
-      ),
-      t.tbody(
-        null,
-        data.groups.map((group) =>
-          t.tr(
-            { key: group.group },
-            t.td(
-              { class: 'clip', title: `${group.group} ${group.description} ${group.backend}` },
-              group.description || group.group,
-              t.span({ class: 'faint' }, ` ${group.backend}`),
-            ),
-            t.td({ class: 'num' }, count(group.ranks.length)),
-            t.td({ class: 'num' }, count(group.issued)),
-            t.td(
-              { class: 'num' },
-              group.issued !== null && group.ended !== null && group.issued > group.ended
-                ? t.b({ class: 'changed' }, count(group.ended))
-                : count(group.ended),
-            ),
-            t.td(
-              { class: 'wide' },
-              t.code(null, group.operation),
-              group.call_site ? t.span({ class: 'faint' }, ` ${shortPlace(group.call_site)}`) : null,
-            ),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Process groups',
+    rows: data.groups,
+    keyOf: (group) => group.group,
+    columns: [
+      {
+        label: 'Group',
+        class: 'clip',
+        title: (group) => `${group.group} ${group.description} ${group.backend}`,
+        cell: (group) => [group.description || group.group, t.span({ class: 'faint' }, ` ${group.backend}`)],
+      },
+      { label: 'Ranks', class: 'num', cell: (group) => count(group.ranks.length) },
+      { label: 'Entered', class: 'num', cell: (group) => count(group.issued) },
+      {
+        label: 'Ended',
+        class: 'num',
+        cell: (group) =>
+          group.issued !== null && group.ended !== null && group.issued > group.ended
+            ? t.b({ class: 'changed' }, count(group.ended))
+            : count(group.ended),
+      },
+      {
+        label: 'Last entered',
+        class: 'wide',
+        cell: (group) => [
+          t.code(null, group.operation),
+          group.call_site ? t.span({ class: 'faint' }, ` ${shortPlace(group.call_site)}`) : null,
+        ],
+      },
+    ],
+  });
 }
 
 /** @param {{data: RankDetail}} props */
@@ -217,61 +205,55 @@ function Records({ data }) {
   if (data.collectives.length === 0) return t.p({ class: 'note padded' }, 'None recorded yet.');
   // where nothing reports ends, that a call came back is all that can be known
   const endless = new Set(data.groups.filter((group) => group.ended === null).map((group) => group.group));
-  return t.div(
-    { class: 'scroll short', tabIndex: 0, role: 'region', 'aria-label': 'Last collectives' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th({ class: 'num' }, 'Step'),
-          t.th({ class: 'num' }, 'Sequence'),
-          t.th(null, 'Operation'),
-          t.th({ class: 'num' }, 'Size'),
-          t.th({ class: 'num' }, 'Entered'),
-          t.th({ class: 'num' }, 'Took'),
-          t.th({ class: 'num', title: 'Time at work on the GPU, as CUDA measured it' }, 'On device'),
-          t.th({ class: 'num' }, 'Blocked'),
-          t.th(null, 'State'),
-          t.th(null, 'Called from'),
-        ),
-      ),
-      t.tbody(
-        null,
-        data.collectives.map((row, i) =>
-          t.tr(
-            { key: i },
-            t.td({ class: 'num' }, count(row.step)),
-            t.td({ class: 'num' }, count(row.sequence)),
-            t.td(
-              { class: 'nowrap' },
-              t.code(null, row.operation),
-              row.peer_rank === null ? null : t.span({ class: 'faint' }, ` rank ${row.peer_rank}`),
-            ),
-            t.td({ class: 'num nowrap' }, bytes(row.size_bytes)),
-            t.td({ class: 'num nowrap' }, exactTime(row.arrived_ms)),
-            t.td(
-              { class: 'num nowrap' },
-              duration(row.duration_ms),
-              row.end_is_upper_bound
-                ? t.span({ class: 'faint', title: 'The end was seen late: this is the most it took' }, ' at most')
-                : null,
-            ),
-            t.td({ class: 'num nowrap' }, duration(row.device_ms)),
-            t.td({ class: 'num nowrap' }, duration(row.blocked_ms)),
-            t.td(
-              null,
-              row.state === 'ended' || (row.state === 'returned' && endless.has(row.group))
-                ? row.state
-                : t.b({ class: 'changed' }, row.state),
-            ),
-            t.td({ class: 'wide clip', title: row.call_site }, shortPlace(row.call_site)),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Last collectives',
+    frame: 'short',
+    rows: data.collectives,
+    columns: [
+      { label: 'Step', class: 'num', cell: (row) => count(row.step) },
+      { label: 'Sequence', class: 'num', cell: (row) => count(row.sequence) },
+      {
+        label: 'Operation',
+        class: 'nowrap',
+        cell: (row) => [
+          t.code(null, row.operation),
+          row.peer_rank === null ? null : t.span({ class: 'faint' }, ` rank ${row.peer_rank}`),
+        ],
+      },
+      { label: 'Size', class: 'num nowrap', cell: (row) => bytes(row.size_bytes) },
+      { label: 'Entered', class: 'num nowrap', cell: (row) => exactTime(row.arrived_ms) },
+      {
+        label: 'Took',
+        class: 'num nowrap',
+        cell: (row) => [
+          duration(row.duration_ms),
+          row.end_is_upper_bound
+            ? t.span({ class: 'faint', title: 'The end was seen late: this is the most it took' }, ' at most')
+            : null,
+        ],
+      },
+      {
+        label: 'On device',
+        hint: 'Time at work on the GPU, as CUDA measured it',
+        class: 'num nowrap',
+        cell: (row) => duration(row.device_ms),
+      },
+      { label: 'Blocked', class: 'num nowrap', cell: (row) => duration(row.blocked_ms) },
+      {
+        label: 'State',
+        cell: (row) =>
+          row.state === 'ended' || (row.state === 'returned' && endless.has(row.group))
+            ? row.state
+            : t.b({ class: 'changed' }, row.state),
+      },
+      {
+        label: 'Called from',
+        class: 'wide clip',
+        title: (row) => row.call_site,
+        cell: (row) => shortPlace(row.call_site),
+      },
+    ],
+  });
 }
 
 /** @param {string} name @param {string} value */

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { bytes, count, plural, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Card, Loaded, useHeld, When } from '../parts/bits.js';
+import { Card, Loaded, Table, useHeld, When } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, readRank, runPath, withQuery } from '../url.js';
@@ -99,57 +99,55 @@ function RankTable({ ranks, run, ended }) {
   const rows = all ? sorted : sorted.slice(0, SHOWN);
   const staged = ranks.some((rank) => rank.stage !== null);
   return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Ranks' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'Rank'),
-          t.th(null, 'State'),
-          t.th(null, 'Host'),
-          staged ? t.th({ class: 'num' }, 'Stage') : null,
-          t.th({ class: 'num' }, 'Step'),
-          t.th(null, 'Phase'),
-          t.th({ class: 'num' }, 'CPU'),
-          t.th({ class: 'num' }, 'Memory'),
-          t.th({ class: 'num' }, ended ? 'Last record' : 'Last heard'),
-          t.th(null, 'End'),
-        ),
-      ),
-      t.tbody(
-        null,
-        rows.map((rank) =>
-          t.tr(
-            { key: rank.rank, class: rank.rank === selected ? 'here' : '' },
-            t.td(
-              { class: 'nowrap' },
-              t.a(
-                { href: withQuery(runPath(run, 'ranks', String(rank.rank)), carried(query.value)) },
-                `Rank ${count(rank.rank)}`,
-              ),
-            ),
-            t.td(
-              { class: 'nowrap' },
-              t.span({ class: `state is-${rank.state}` }, t.span({ class: 'dot', 'aria-hidden': 'true' }), rank.state),
-            ),
-            t.td(
-              { class: 'clip', title: rank.host },
-              rank.host,
-              rank.local_rank === null ? null : t.span({ class: 'faint' }, ` local ${rank.local_rank}`),
-            ),
-            staged ? t.td({ class: 'num' }, rank.stage === null ? '–' : count(rank.stage)) : null,
-            t.td({ class: 'num' }, rank.step ? count(rank.step) : t.span({ class: 'faint' }, 'none')),
-            t.td(null, rank.phase ? words(rank.phase) : t.span({ class: 'faint' }, '–')),
-            t.td({ class: 'num nowrap' }, rank.cpu_seconds === null ? '–' : `${count(rank.cpu_seconds)} s`),
-            t.td({ class: 'num nowrap' }, bytes(rank.rss_bytes)),
-            t.td({ class: 'num nowrap' }, el(When, { ms: rank.last_seen_ms, ended })),
-            t.td({ class: 'wide' }, rank.exit_text || t.span({ class: 'faint' }, '–')),
-          ),
-        ),
-      ),
-    ),
+    null,
+    Table({
+      label: 'Ranks',
+      rows,
+      keyOf: (rank) => rank.rank,
+      rowProps: (rank) => ({ class: rank.rank === selected ? 'here' : '' }),
+      columns: [
+        {
+          label: 'Rank',
+          class: 'nowrap',
+          cell: ({ rank }) =>
+            t.a({ href: withQuery(runPath(run, 'ranks', String(rank)), carried(query.value)) }, `Rank ${count(rank)}`),
+        },
+        {
+          label: 'State',
+          class: 'nowrap',
+          cell: ({ state }) =>
+            t.span({ class: `state is-${state}` }, t.span({ class: 'dot', 'aria-hidden': 'true' }), state),
+        },
+        {
+          label: 'Host',
+          class: 'clip',
+          title: (rank) => rank.host,
+          cell: (rank) => [
+            rank.host,
+            rank.local_rank === null ? null : t.span({ class: 'faint' }, ` local ${rank.local_rank}`),
+          ],
+        },
+        staged && { label: 'Stage', class: 'num', cell: ({ stage }) => (stage === null ? '–' : count(stage)) },
+        {
+          label: 'Step',
+          class: 'num',
+          cell: ({ step }) => (step ? count(step) : t.span({ class: 'faint' }, 'none')),
+        },
+        { label: 'Phase', cell: ({ phase }) => (phase ? words(phase) : t.span({ class: 'faint' }, '–')) },
+        {
+          label: 'CPU',
+          class: 'num nowrap',
+          cell: ({ cpu_seconds: cpu }) => (cpu === null ? '–' : `${count(cpu)} s`),
+        },
+        { label: 'Memory', class: 'num nowrap', cell: (rank) => bytes(rank.rss_bytes) },
+        {
+          label: ended ? 'Last record' : 'Last heard',
+          class: 'num nowrap',
+          cell: (rank) => el(When, { ms: rank.last_seen_ms, ended }),
+        },
+        { label: 'End', class: 'wide', cell: (rank) => rank.exit_text || t.span({ class: 'faint' }, '–') },
+      ],
+    }),
     sorted.length > rows.length
       ? t.p(
           { class: 'note padded' },

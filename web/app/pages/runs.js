@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, duration, percent, plural, words } from '../format.js';
 import { now, setTitle } from '../page.js';
-import { Ago, Card, Command, Empty, Icon, Problem, Severity, Skeleton, useHeld } from '../parts/bits.js';
+import { Ago, Card, Command, Empty, Icon, Problem, Severity, Skeleton, Table, useHeld } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -79,30 +79,25 @@ export function Page() {
           t.a({ key: 'c', href: csvHref(path) }, 'CSV'),
         ],
       },
-      t.div(
-        { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'All runs' },
-        t.table(
-          { class: 'table' },
-          t.thead(
-            null,
-            t.tr(
-              null,
-              t.th(null, 'Run'),
-              t.th(null, 'Status'),
-              t.th(null, 'Verdict'),
-              t.th({ class: 'num' }, 'Ranks'),
-              t.th({ class: 'num' }, 'Step'),
-              t.th({ class: 'num' }, 'Started'),
-              t.th({ class: 'num' }, 'Length'),
-              t.th(null, 'Compare'),
-            ),
-          ),
-          t.tbody(
-            null,
-            shown.runs.map((run) => el(RunRow, { key: run.run_id, run, chosen, choose: setChosen })),
-          ),
-        ),
-      ),
+      Table({
+        label: 'All runs',
+        rows: shown.runs,
+        keyOf: (run) => run.run_id,
+        columns: [
+          { label: 'Run', class: 'wide', cell: nameOf },
+          { label: 'Status', class: 'nowrap', cell: statusOf },
+          { label: 'Verdict', class: 'wide', cell: verdictOf },
+          { label: 'Ranks', class: 'num', cell: (run) => count(run.world_size) },
+          {
+            label: 'Step',
+            class: 'num',
+            cell: (run) => (run.step ? count(run.step) : t.span({ class: 'faint' }, 'none yet')),
+          },
+          { label: 'Started', class: 'num nowrap', cell: (run) => el(Ago, { ms: run.started_ms }) },
+          { label: 'Length', class: 'num nowrap', cell: lengthOf },
+          { label: 'Compare', cell: (run) => el(Pick, { run, chosen, choose: setChosen }) },
+        ],
+      }),
       shown.runs.length === 0
         ? t.p(
             { class: 'note padded' },
@@ -155,59 +150,55 @@ function CompareLink({ chosen }) {
   return t.a({ class: 'button small', href: withQuery('compare', { a: a.run_id, b: b.run_id }) }, 'Compare the two');
 }
 
-/** @param {{run: RunSummary, chosen: RunSummary[], choose: (runs: RunSummary[]) => void}} props */
-function RunRow({ run, chosen, choose }) {
-  const isChosen = chosen.some((one) => one.run_id === run.run_id);
+/** @param {RunSummary} run */
+function nameOf(run) {
+  return [
+    t.a({ href: runPath(run.run_id) }, run.name || run.run_id),
+    run.name && !run.name.includes(run.run_id) ? t.code({ class: 'faint runid' }, ` ${run.run_id.slice(0, 12)}`) : null,
+  ];
+}
+
+/** @param {RunSummary} run */
+function statusOf(run) {
+  return t.span(
+    { class: `state is-${run.status}`, title: run.status_text },
+    t.span({ class: 'dot', 'aria-hidden': 'true' }),
+    run.status,
+  );
+}
+
+/** @param {RunSummary} run */
+function verdictOf({ verdict, status }) {
+  if (!verdict) return t.span({ class: 'faint' }, status === 'starting' ? 'not enough steps yet' : 'nothing found');
+  return t.span(
+    { class: 'verdictline' },
+    t.span(
+      { class: `severity is-${verdict.severity}`, title: verdict.severity },
+      el(Icon, { name: verdict.severity }),
+      t.span({ class: 'sr' }, verdict.severity),
+    ),
+    t.span(null, verdict.what),
+  );
+}
+
+/** @param {RunSummary} run */
+function lengthOf(run) {
   const end = run.ended_ms ?? (LIVE.has(run.status) ? now.value : run.last_seen_ms);
-  return t.tr(
-    null,
-    t.td(
-      { class: 'wide' },
-      t.a({ href: runPath(run.run_id) }, run.name || run.run_id),
-      run.name && !run.name.includes(run.run_id)
-        ? t.code({ class: 'faint runid' }, ` ${run.run_id.slice(0, 12)}`)
-        : null,
-    ),
-    t.td(
-      { class: 'nowrap' },
-      t.span(
-        { class: `state is-${run.status}`, title: run.status_text },
-        t.span({ class: 'dot', 'aria-hidden': 'true' }),
-        run.status,
-      ),
-    ),
-    t.td(
-      { class: 'wide' },
-      run.verdict
-        ? t.span(
-            { class: 'verdictline' },
-            t.span(
-              { class: `severity is-${run.verdict.severity}`, title: run.verdict.severity },
-              el(Icon, { name: run.verdict.severity }),
-              t.span({ class: 'sr' }, run.verdict.severity),
-            ),
-            t.span(null, run.verdict.what),
-          )
-        : t.span({ class: 'faint' }, run.status === 'starting' ? 'not enough steps yet' : 'nothing found'),
-    ),
-    t.td({ class: 'num' }, count(run.world_size)),
-    t.td({ class: 'num' }, run.step ? count(run.step) : t.span({ class: 'faint' }, 'none yet')),
-    t.td({ class: 'num nowrap' }, el(Ago, { ms: run.started_ms })),
-    t.td({ class: 'num nowrap' }, run.started_ms && end ? duration(end - run.started_ms) : '–'),
-    t.td(
-      null,
-      t.label(
-        { class: 'pick' },
-        t.input({
-          type: 'checkbox',
-          checked: isChosen,
-          'aria-label': `Compare ${run.name || run.run_id}`,
-          // a third one takes the place of the first
-          onChange: () =>
-            choose(isChosen ? chosen.filter((one) => one.run_id !== run.run_id) : [...chosen, run].slice(-2)),
-        }),
-      ),
-    ),
+  return run.started_ms && end ? duration(end - run.started_ms) : '–';
+}
+
+/** @param {{run: RunSummary, chosen: RunSummary[], choose: (runs: RunSummary[]) => void}} props */
+function Pick({ run, chosen, choose }) {
+  const isChosen = chosen.some((one) => one.run_id === run.run_id);
+  return t.label(
+    { class: 'pick' },
+    t.input({
+      type: 'checkbox',
+      checked: isChosen,
+      'aria-label': `Compare ${run.name || run.run_id}`,
+      // a third one takes the place of the first
+      onChange: () => choose(isChosen ? chosen.filter((one) => one.run_id !== run.run_id) : [...chosen, run].slice(-2)),
+    }),
   );
 }
 

@@ -5,7 +5,7 @@ import { ask, csvHref, Failure, useApi } from '../api.js';
 import { TONE } from '../charts/histogram-maths.js';
 import { count, dateTime, exactTime, firstLine, plural, rankWords, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { Card, Empty, Problem, Skeleton } from '../parts/bits.js';
+import { Card, Empty, Problem, Skeleton, Table } from '../parts/bits.js';
 import { join } from '../parts/fold.js';
 import { SearchBox } from '../parts/searchbox.js';
 import { query } from '../router.js';
@@ -156,29 +156,29 @@ function Lines({ q, found, more }) {
     { title, note: 'newest first; lines alike within two seconds are one' },
     found.runs.length > 0 ? el(RunsOfLines, { q, runs: found.runs }) : null,
     found.lines.length > 0
-      ? t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Lines that match' },
-          t.table(
-            { class: 'table foundlines' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                t.th(null, 'Time'),
-                t.th(null, 'Run'),
-                t.th(null, 'Rank'),
-                t.th(null, 'Level'),
-                t.th(null, 'Message'),
-              ),
-            ),
-            t.tbody(
-              null,
-              found.lines.map((line) =>
-                el(Line, { key: `${line.run_id} ${line.id}`, line, q, name: names.get(line.run_id) ?? line.run_id }),
-              ),
-            ),
-          ),
-        )
+      ? Table({
+          label: 'Lines that match',
+          class: 'foundlines',
+          rows: found.lines,
+          keyOf: (line) => `${line.run_id} ${line.id}`,
+          columns: [
+            {
+              label: 'Time',
+              class: 'nowrap',
+              title: (line) => dateTime(line.time_ms),
+              cell: (line) => (isToday(line.time_ms) ? exactTime(line.time_ms) : dateTime(line.time_ms)),
+            },
+            {
+              label: 'Run',
+              class: 'nowrap',
+              cell: (line) =>
+                t.a({ href: runPath(line.run_id), title: line.run_id }, names.get(line.run_id) ?? line.run_id),
+            },
+            { label: 'Rank', class: 'nowrap', title: (line) => rankWords(line.ranks), cell: whoWords },
+            { label: 'Level', class: (line) => `l-level is-${toneOf(line)}`, cell: (line) => line.level },
+            { label: 'Message', class: (line) => `l-text is-${toneOf(line)}`, cell: (line) => messageOf(line, q) },
+          ],
+        })
       : el(Empty, {
           title: found.older
             ? 'Nothing yet: older lines were not searched.'
@@ -218,27 +218,25 @@ function isToday(ms) {
   return new Date(ms).toDateString() === new Date().toDateString();
 }
 
-/** @param {{line: LogRow, q: string, name: string}} props */
-function Line({ line, q, name }) {
+/** @param {LogRow} line */
+function toneOf(line) {
+  return TONE[line.level] ?? 'plain';
+}
+
+/** @param {LogRow} line */
+function whoWords(line) {
+  if (line.ranks.length > 1) return plural(line.ranks.length, 'rank');
+  return line.rank >= 0 ? `rank ${line.rank}` : 'node';
+}
+
+/** The first line, which leads to it in its run. @param {LogRow} line @param {string} q */
+function messageOf(line, q) {
   const [first, more] = firstLine(line.message);
-  const tone = TONE[line.level] ?? 'plain';
   // The logs begin with the newest line: up to this one, it is that.
   const there = withQuery(runPath(line.run_id, 'logs'), { q, to: Math.ceil(line.time_ms) + 1, line: line.id });
-  const who = line.ranks.length > 1 ? plural(line.ranks.length, 'rank') : line.rank >= 0 ? `rank ${line.rank}` : 'node';
-  return t.tr(
-    null,
-    t.td(
-      { class: 'nowrap', title: dateTime(line.time_ms) },
-      isToday(line.time_ms) ? exactTime(line.time_ms) : dateTime(line.time_ms),
-    ),
-    t.td({ class: 'nowrap' }, t.a({ href: runPath(line.run_id), title: line.run_id }, name)),
-    t.td({ class: 'nowrap', title: rankWords(line.ranks) }, who),
-    t.td({ class: `l-level is-${tone}` }, line.level),
-    t.td(
-      { class: `l-text is-${tone}` },
-      t.a({ href: there, title: 'This line in its run' }, first || '(empty)'),
-      more > 0 ? t.span({ class: 'l-more' }, ` +${plural(more, 'line')}`) : null,
-      line.count > 1 ? t.span({ class: 'l-more' }, ` ×${line.count}`) : null,
-    ),
-  );
+  return [
+    t.a({ href: there, title: 'This line in its run' }, first || '(empty)'),
+    more > 0 ? t.span({ class: 'l-more' }, ` +${plural(more, 'line')}`) : null,
+    line.count > 1 ? t.span({ class: 'l-more' }, ` ×${line.count}`) : null,
+  ];
 }

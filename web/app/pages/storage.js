@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { ask, csvHref, Failure, useApi } from '../api.js';
 import { bytes, count, plural } from '../format.js';
 import { announce, setTitle } from '../page.js';
-import { Ago, CappedNote, Card, Problem, Skeleton } from '../parts/bits.js';
+import { Ago, CappedNote, Card, Problem, Skeleton, Table } from '../parts/bits.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 
@@ -80,34 +80,17 @@ function Kinds({ stored }) {
   return el(
     Card,
     { title: 'By kind', note: `${bytes(stored.bytes)} of content, without indexes` },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Sizes by kind' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, 'Kind'),
-            t.th({ class: 'num' }, 'Size'),
-            t.th({ class: 'num' }, 'Rows'),
-            t.th(null, 'Kept'),
-          ),
-        ),
-        t.tbody(
-          null,
-          stored.kinds.map((kind) =>
-            t.tr(
-              { key: kind.kind },
-              t.td({ class: 'wide' }, kind.label),
-              t.td({ class: 'num' }, bytes(kind.bytes)),
-              t.td({ class: 'num' }, count(kind.rows)),
-              t.td(null, kept(kind.keep_days, kind.keep_bytes)),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: 'Sizes by kind',
+      rows: stored.kinds,
+      keyOf: (kind) => kind.kind,
+      columns: [
+        { label: 'Kind', class: 'wide', cell: (kind) => kind.label },
+        { label: 'Size', class: 'num', cell: (kind) => bytes(kind.bytes) },
+        { label: 'Rows', class: 'num', cell: (kind) => count(kind.rows) },
+        { label: 'Kept', cell: (kind) => kept(kind.keep_days, kind.keep_bytes) },
+      ],
+    }),
   );
 }
 
@@ -134,36 +117,18 @@ function Plan({ retention, begin }) {
           : null,
     },
     planned.length > 0
-      ? t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'What would be removed' },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                t.th(null, 'Would go'),
-                t.th(null, 'Of run'),
-                t.th({ class: 'num' }, 'Size'),
-                t.th({ class: 'num' }, 'Rows'),
-                t.th(null, 'Because of its'),
-              ),
-            ),
-            t.tbody(
-              null,
-              planned.map((row) =>
-                t.tr(
-                  { key: `${row.run_id} ${row.kind}` },
-                  t.td(null, row.kind === 'run' ? 'everything' : row.kind),
-                  t.td({ class: 'wide' }, t.a({ href: runPath(row.run_id) }, row.name)),
-                  t.td({ class: 'num' }, bytes(row.bytes)),
-                  t.td({ class: 'num' }, count(row.rows)),
-                  t.td(null, row.reason),
-                ),
-              ),
-            ),
-          ),
-        )
+      ? Table({
+          label: 'What would be removed',
+          rows: planned,
+          keyOf: (row) => `${row.run_id} ${row.kind}`,
+          columns: [
+            { label: 'Would go', cell: (row) => (row.kind === 'run' ? 'everything' : row.kind) },
+            { label: 'Of run', class: 'wide', cell: (row) => t.a({ href: runPath(row.run_id) }, row.name) },
+            { label: 'Size', class: 'num', cell: (row) => bytes(row.bytes) },
+            { label: 'Rows', class: 'num', cell: (row) => count(row.rows) },
+            { label: 'Because of its', cell: (row) => row.reason },
+          ],
+        })
       : null,
     retention.unmet.map((text) => t.p({ class: 'note padded', key: text }, text)),
     progress.failure ? t.p({ class: 'bad padded' }, `It goes on by itself: ${progress.failure}`) : null,
@@ -177,67 +142,57 @@ function Runs({ stored, wanted, choose, pin, remove }) {
     Card,
     { title: 'By run', note: 'largest first' },
     chosen ? el(Confirm, { key: chosen.run_id, run: chosen, cancel: () => choose(''), remove }) : null,
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Sizes by run' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, 'Run'),
-            t.th(null, 'Status'),
-            t.th({ class: 'num' }, 'Last news'),
-            t.th({ class: 'num' }, 'Size'),
-            t.th({ class: 'num' }, 'Rows'),
-            t.th(null, 'What to do'),
-          ),
-        ),
-        t.tbody(
-          null,
-          stored.runs.map((run) =>
-            t.tr(
-              { key: run.run_id },
-              t.td(
-                { class: 'wide' },
-                t.a({ href: runPath(run.run_id) }, run.name),
-                run.name.includes(run.run_id) ? null : t.code({ class: 'faint runid' }, ` ${run.run_id}`),
+    Table({
+      label: 'Sizes by run',
+      rows: stored.runs,
+      keyOf: (run) => run.run_id,
+      columns: [
+        {
+          label: 'Run',
+          class: 'wide',
+          cell: (run) => [
+            t.a({ href: runPath(run.run_id) }, run.name),
+            run.name.includes(run.run_id) ? null : t.code({ class: 'faint runid' }, ` ${run.run_id}`),
+          ],
+        },
+        {
+          label: 'Status',
+          class: 'nowrap',
+          cell: (run) => [run.status, run.is_pinned ? 'pinned' : ''].filter(Boolean).join(', '),
+        },
+        { label: 'Last news', class: 'num nowrap', cell: (run) => el(Ago, { ms: run.received_ms }) },
+        { label: 'Size', class: 'num', cell: (run) => bytes(run.bytes) },
+        { label: 'Rows', class: 'num', cell: (run) => count(run.rows) },
+        {
+          label: 'What to do',
+          class: 'nowrap',
+          cell: (run) =>
+            t.div(
+              { class: 'buttons' },
+              t.button(
+                {
+                  type: 'button',
+                  class: 'button small',
+                  'aria-label': `${run.is_pinned ? 'Unpin' : 'Pin'} run ${run.run_id}`,
+                  onClick: () => pin(run),
+                },
+                run.is_pinned ? 'Unpin' : 'Pin',
               ),
-              t.td({ class: 'nowrap' }, [run.status, run.is_pinned ? 'pinned' : ''].filter(Boolean).join(', ')),
-              t.td({ class: 'num nowrap' }, el(Ago, { ms: run.received_ms })),
-              t.td({ class: 'num' }, bytes(run.bytes)),
-              t.td({ class: 'num' }, count(run.rows)),
-              t.td(
-                { class: 'nowrap' },
-                t.div(
-                  { class: 'buttons' },
-                  t.button(
-                    {
-                      type: 'button',
-                      class: 'button small',
-                      'aria-label': `${run.is_pinned ? 'Unpin' : 'Pin'} run ${run.run_id}`,
-                      onClick: () => pin(run),
-                    },
-                    run.is_pinned ? 'Unpin' : 'Pin',
-                  ),
-                  t.button(
-                    {
-                      type: 'button',
-                      class: 'button small',
-                      disabled: run.is_pinned || run.is_live,
-                      title: run.is_pinned ? 'Unpin it first' : run.is_live ? 'It is live' : '',
-                      'aria-label': `Delete run ${run.run_id}`,
-                      onClick: () => choose(run.run_id),
-                    },
-                    'Delete',
-                  ),
-                ),
+              t.button(
+                {
+                  type: 'button',
+                  class: 'button small',
+                  disabled: run.is_pinned || run.is_live,
+                  title: run.is_pinned ? 'Unpin it first' : run.is_live ? 'It is live' : '',
+                  'aria-label': `Delete run ${run.run_id}`,
+                  onClick: () => choose(run.run_id),
+                },
+                'Delete',
               ),
             ),
-          ),
-        ),
-      ),
-    ),
+        },
+      ],
+    }),
     stored.capped ? el(CappedNote, { capped: stored.capped, noun: 'runs' }) : null,
   );
 }
@@ -294,38 +249,26 @@ function Deletions({ rows }) {
   return el(
     Card,
     { title: 'Deleted', note: 'what these runs still send is refused' },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Deleted runs' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, 'Run'),
-            t.th(null, 'Because of'),
-            t.th({ class: 'num' }, 'When'),
-            t.th({ class: 'num' }, 'Size'),
-            t.th(null, 'State'),
-          ),
-        ),
-        t.tbody(
-          null,
-          rows.map((row) =>
-            t.tr(
-              { key: row.run_id },
-              t.td({ class: 'wide' }, t.code(null, row.run_id)),
-              t.td(null, WHY[row.reason]),
-              t.td({ class: 'num nowrap' }, el(Ago, { ms: row.asked_ms })),
-              t.td({ class: 'num' }, bytes(row.finished_ms === null ? row.bytes_at_start : row.bytes)),
-              t.td(
-                { class: 'nowrap' },
-                row.finished_ms === null ? `${count(row.rows)} of ${count(row.rows_at_start)} rows gone` : 'gone',
-              ),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: 'Deleted runs',
+      rows,
+      keyOf: (row) => row.run_id,
+      columns: [
+        { label: 'Run', class: 'wide', cell: (row) => t.code(null, row.run_id) },
+        { label: 'Because of', cell: (row) => WHY[row.reason] },
+        { label: 'When', class: 'num nowrap', cell: (row) => el(Ago, { ms: row.asked_ms }) },
+        {
+          label: 'Size',
+          class: 'num',
+          cell: (row) => bytes(row.finished_ms === null ? row.bytes_at_start : row.bytes),
+        },
+        {
+          label: 'State',
+          class: 'nowrap',
+          cell: (row) =>
+            row.finished_ms === null ? `${count(row.rows)} of ${count(row.rows_at_start)} rows gone` : 'gone',
+        },
+      ],
+    }),
   );
 }

@@ -5,6 +5,7 @@ import { LOOKS, Series } from '../charts/series.js';
 import { bytes, count, percent, sentence, si, timeOfDay } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
+import { Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Resources} Resources */
 /** @typedef {import('../../types/api.js').ResourceChart} Chart */
@@ -98,46 +99,30 @@ function Pin({ line, chart, run, look }) {
 
 /** The charts in numbers. @param {{charts: Chart[]}} props */
 export function BandTable({ charts }) {
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Quantities in numbers' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'What'),
-          t.th(null, 'Whose'),
-          t.th({ class: 'num' }, 'Known of'),
-          t.th({ class: 'num' }, 'Least'),
-          t.th({ class: 'num' }, 'Median'),
-          t.th({ class: 'num' }, 'Largest'),
-          t.th(null, 'Furthest from the median'),
-        ),
-      ),
-      t.tbody(
-        null,
-        charts.map((chart) =>
-          t.tr(
-            { key: chart.key },
-            t.td({ class: 'wide' }, chart.title),
-            t.td({ class: 'wide' }, chart.scope_text),
-            t.td(
-              { class: 'num' },
-              chart.expected === null ? count(chart.num) : `${count(chart.num)} of ${count(chart.expected)}`,
-            ),
-            t.td({ class: 'num nowrap' }, extreme(chart, chart.low, Math.min)),
-            t.td({ class: 'num nowrap' }, amount(chart.unit, chart.usual)),
-            t.td({ class: 'num nowrap' }, extreme(chart, chart.high, Math.max)),
-            t.td(
-              { class: 'wide' },
-              chart.pinned.map((line) => `${line.label} ${amount(chart.unit, line.value)}`).join(', ') || '–',
-            ),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Quantities in numbers',
+    rows: charts,
+    keyOf: (chart) => chart.key,
+    columns: [
+      { label: 'What', class: 'wide', cell: (chart) => chart.title },
+      { label: 'Whose', class: 'wide', cell: (chart) => chart.scope_text },
+      {
+        label: 'Known of',
+        class: 'num',
+        cell: (chart) =>
+          chart.expected === null ? count(chart.num) : `${count(chart.num)} of ${count(chart.expected)}`,
+      },
+      { label: 'Least', class: 'num nowrap', cell: (chart) => extreme(chart, chart.low, Math.min) },
+      { label: 'Median', class: 'num nowrap', cell: (chart) => amount(chart.unit, chart.usual) },
+      { label: 'Largest', class: 'num nowrap', cell: (chart) => extreme(chart, chart.high, Math.max) },
+      {
+        label: 'Furthest from the median',
+        class: 'wide',
+        cell: (chart) =>
+          chart.pinned.map((line) => `${line.label} ${amount(chart.unit, line.value)}`).join(', ') || '–',
+      },
+    ],
+  });
 }
 
 /** @param {Chart} chart @param {(number | null)[]} values @param {(...values: number[]) => number} of */

@@ -1,4 +1,4 @@
-/** Small parts that every page uses: marks, cards, times, copy buttons, and the states of a page. */
+/** Small parts that every page uses: marks, cards, tables, times, copy buttons, and the states of a page. */
 
 import { Component } from 'preact';
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
@@ -52,6 +52,98 @@ export function Card(props) {
     ),
     props.children,
   );
+}
+
+/**
+ * `class` is of the cells; its `num` and widths (`w-...`) are the head's too. A column with `by` can be sorted by
+ * it, the largest first and what is unknown last. Without `label` the head is empty.
+ * @template Row
+ * @typedef {{label?: Children, hint?: string, class?: string | ((row: Row) => string), title?: (row: Row) => string,
+ *   by?: (row: Row) => number | null, cell: (row: Row, index: number) => Children}} Column
+ */
+
+/**
+ * `frame` and `class` are looks of the box that scrolls and of the table; `more` is what stands below a row, over
+ * all columns; `sorted` is the label of the column that rows are sorted by at first; of more rows than `most` the
+ * first are shown, and `noun` says of what.
+ * @template Row
+ * @typedef {{label: string, rows: Row[], columns: (Column<Row> | false | null)[], key?: string, frame?: string, class?: string,
+ *   headless?: boolean, keyOf?: (row: Row, index: number) => string | number, rowProps?: (row: Row) => RowProps,
+ *   more?: (row: Row) => Children, sorted?: string, most?: number, noun?: string}} Props
+ */
+/** @typedef {{class?: string, title?: string} & {[data: `data-${string}`]: string | undefined}} RowProps */
+
+/** A table whose columns are declared once. A call, not an element, so that the type of rows reaches the columns. @template Row @param {Props<Row>} props */
+export function Table(props) {
+  return el(/** @type {import('preact').FunctionComponent<Props<any>>} */ (Framed), props);
+}
+
+/** @param {Props<any>} props */
+function Framed({ label, rows, frame, class: look, headless, most = rows.length, noun, sorted, ...props }) {
+  const [sort, setSort] = useState(sorted);
+  const columns = /** @type {Column<any>[]} */ (props.columns.filter(Boolean));
+  const { by } = columns.find((column) => column.label === sort) ?? {};
+  const shown = (by ? [...rows].sort((a, b) => order(by(b)) - order(by(a))) : rows).slice(0, most);
+  return t.div(
+    { class: `scroll ${frame ?? ''}`, tabIndex: 0, role: 'region', 'aria-label': label },
+    t.table(
+      { class: `table ${look ?? ''}` },
+      t.thead(
+        headless ? { class: 'sr' } : null,
+        t.tr(
+          null,
+          columns.map((column, i) => head(column, i, sort, setSort)),
+        ),
+      ),
+      t.tbody(
+        null,
+        shown.flatMap((row, i) => line(row, i, columns, props)),
+      ),
+    ),
+    rows.length > shown.length
+      ? t.p({ class: 'note padded' }, `First ${count(shown.length)} of ${count(rows.length)} ${noun}.`)
+      : null,
+  );
+}
+
+/** What is unknown comes after what is known. @param {number | null} value */
+function order(value) {
+  return value ?? -Number.MAX_VALUE;
+}
+
+/** @param {Column<any>} column @param {number} key @param {string | undefined} sort @param {(label?: string) => void} setSort */
+function head({ label, hint, class: look, by }, key, sort, setSort) {
+  if (label === undefined) return t.td({ key });
+  const isSorted = by !== undefined && label === sort;
+  return t.th(
+    {
+      key,
+      scope: 'col',
+      class: typeof look === 'string' ? look.match(/\bnum\b|\bw-\w+/g)?.join(' ') : undefined,
+      title: hint,
+      'aria-sort': isSorted ? 'descending' : undefined,
+    },
+    by
+      ? t.button(
+          { type: 'button', class: 'sort', onClick: () => setSort(isSorted ? undefined : String(label)) },
+          label,
+          isSorted ? ' ▾' : '',
+        )
+      : label,
+  );
+}
+
+/** @param {any} row @param {number} index @param {Column<any>[]} columns @param {Pick<Props<any>, 'keyOf' | 'rowProps' | 'more'>} props */
+function line(row, index, columns, { keyOf, rowProps, more }) {
+  const key = keyOf?.(row, index) ?? index;
+  const cells = columns.map(({ class: look, title, cell }, i) =>
+    t.td({ key: i, class: typeof look === 'function' ? look(row) : look, title: title?.(row) }, cell(row, index)),
+  );
+  const below = more?.(row);
+  return [
+    t.tr({ key, ...rowProps?.(row) }, cells),
+    below ? t.tr({ key: `${key} more`, class: 'more' }, t.td({ colSpan: columns.length }, below)) : null,
+  ];
 }
 
 /** How long ago, with the absolute time in the tooltip. @param {{ms: number | null | undefined}} props */

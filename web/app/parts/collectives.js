@@ -4,7 +4,7 @@ import { useApi } from '../api.js';
 import { count, duration, figure } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
-import { Card, Loaded } from './bits.js';
+import { Card, Loaded, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Collectives} Collectives */
 
@@ -43,48 +43,32 @@ export function CollectivesTable({ data, brief }) {
         : bytes >= 1024
           ? `${figure(bytes / 1024)} KiB`
           : `${bytes} B`;
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Collectives' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'Operation'),
-          t.th(null, 'Group'),
-          t.th({ class: 'num' }, 'Size'),
-          brief ? null : t.th({ class: 'num' }, 'Count'),
-          t.th({ class: 'num' }, 'p50'),
-          t.th({ class: 'num' }, 'p99'),
-          brief ? null : t.th({ class: 'num' }, 'Longest'),
-          t.th({ class: 'num' }, 'Exposed'),
-          t.th({ class: 'w-bar' }, t.span({ class: 'sr' }, 'Share')),
-        ),
-      ),
-      t.tbody(
-        null,
-        data.rows.map((row, i) =>
-          t.tr(
-            { key: i },
-            t.td(null, t.code(null, row.operation)),
-            t.td({ class: 'clip', title: `group ${row.group}` }, row.group_text || `group ${row.group}`),
-            t.td({ class: 'num nowrap' }, size(row.size_bytes)),
-            brief ? null : t.td({ class: 'num' }, count(row.count)),
-            t.td({ class: 'num nowrap' }, duration(row.p50_ms)),
-            t.td({ class: 'num nowrap' }, duration(row.p99_ms)),
-            brief ? null : t.td({ class: 'num nowrap' }, duration(row.max_ms)),
-            t.td({ class: 'num' }, t.b(null, duration(row.exposed_ms_per_step))),
-            t.td(
-              null,
-              t.span(
-                { class: 'minitrack', 'aria-hidden': 'true' },
-                t.span({ class: 't-comm', style: { width: `${((row.exposed_ms_per_step ?? 0) / most) * 100}%` } }),
-              ),
-            ),
+  return Table({
+    label: 'Collectives',
+    rows: data.rows,
+    columns: [
+      { label: 'Operation', cell: (row) => t.code(null, row.operation) },
+      {
+        label: 'Group',
+        class: 'clip',
+        title: (row) => `group ${row.group}`,
+        cell: (row) => row.group_text || `group ${row.group}`,
+      },
+      { label: 'Size', class: 'num nowrap', cell: (row) => size(row.size_bytes) },
+      !brief && { label: 'Count', class: 'num', cell: (row) => count(row.count) },
+      { label: 'p50', class: 'num nowrap', cell: (row) => duration(row.p50_ms) },
+      { label: 'p99', class: 'num nowrap', cell: (row) => duration(row.p99_ms) },
+      !brief && { label: 'Longest', class: 'num nowrap', cell: (row) => duration(row.max_ms) },
+      { label: 'Exposed', class: 'num', cell: (row) => t.b(null, duration(row.exposed_ms_per_step)) },
+      {
+        label: t.span({ class: 'sr' }, 'Share'),
+        class: 'w-bar',
+        cell: (row) =>
+          t.span(
+            { class: 'minitrack', 'aria-hidden': 'true' },
+            t.span({ class: 't-comm', style: { width: `${((row.exposed_ms_per_step ?? 0) / most) * 100}%` } }),
           ),
-        ),
-      ),
-    ),
-  );
+      },
+    ],
+  });
 }

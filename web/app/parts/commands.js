@@ -6,7 +6,7 @@ import { bytes, count, duration, plural, rankWords } from '../format.js';
 import { announce } from '../page.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
-import { Ago, Icon } from './bits.js';
+import { Ago, Icon, Table } from './bits.js';
 import { readRanks } from './ranklist.js';
 
 /** @typedef {import('../../types/api.js').AgentAnswer} AgentAnswer */
@@ -265,41 +265,24 @@ function Operators({ operators, rank }) {
   return t.details(
     { class: 'operators' },
     t.summary(null, 'What took most time'),
-    t.div(
-      {
-        class: 'scroll short',
-        tabIndex: 0,
-        role: 'region',
-        'aria-label': `Operators of rank ${rank}`,
-      },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, 'Name'),
-            t.th(null, 'Kind'),
-            t.th({ class: 'num' }, 'Calls'),
-            t.th({ class: 'num' }, 'Total'),
-            t.th({ class: 'num', title: 'Without what it called' }, 'Own'),
-          ),
-        ),
-        t.tbody(
-          null,
-          operators.map((one) =>
-            t.tr(
-              { key: `${one.category} ${one.name}` },
-              t.td({ class: 'wide' }, t.code(null, one.name)),
-              t.td({ class: 'nowrap' }, one.category.replaceAll('_', ' ')),
-              t.td({ class: 'num' }, count(one.count)),
-              t.td({ class: 'num nowrap' }, duration(one.total_ms)),
-              t.td({ class: 'num nowrap' }, one.self_ms === null ? '–' : duration(one.self_ms)),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: `Operators of rank ${rank}`,
+      frame: 'short',
+      rows: operators,
+      keyOf: (one) => `${one.category} ${one.name}`,
+      columns: [
+        { label: 'Name', class: 'wide', cell: (one) => t.code(null, one.name) },
+        { label: 'Kind', class: 'nowrap', cell: (one) => one.category.replaceAll('_', ' ') },
+        { label: 'Calls', class: 'num', cell: (one) => count(one.count) },
+        { label: 'Total', class: 'num nowrap', cell: (one) => duration(one.total_ms) },
+        {
+          label: 'Own',
+          hint: 'Without what it called',
+          class: 'num nowrap',
+          cell: (one) => (one.self_ms === null ? '–' : duration(one.self_ms)),
+        },
+      ],
+    }),
     t.p({ class: 'note' }, 'Open the trace in ui.perfetto.dev or chrome://tracing.'),
   );
 }

@@ -2,6 +2,7 @@
 
 import { change, count, duration, si } from '../format.js';
 import { el, t } from '../tags.js';
+import { Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').CompareRow} Row */
 /** @typedef {import('../../types/api.js').CompareRate} Rate */
@@ -109,34 +110,25 @@ export function stateWords(row) {
 
 /** @param {{rates: Rate[], before: string, after: string}} props */
 export function RateTable({ rates, before, after }) {
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'How much is done' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'What'),
-          t.th({ class: 'num' }, t.span({ class: 'clip sidename', title: before }, before)),
-          t.th({ class: 'num' }, t.span({ class: 'clip sidename', title: after }, after)),
-          t.th({ class: 'num' }, 'Change'),
-        ),
-      ),
-      t.tbody(
-        null,
-        rates.map((one) =>
-          t.tr(
-            { key: one.name },
-            t.td(null, one.label + (one.unit === '1/s' ? ' in a second' : '')),
-            t.td({ class: 'num nowrap' }, si(one.before)),
-            t.td({ class: 'num nowrap' }, si(one.after)),
-            t.td({ class: 'num nowrap' }, one.ratio === null ? '–' : change(one.ratio - 1)),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'How much is done',
+    rows: rates,
+    keyOf: (one) => one.name,
+    columns: [
+      { label: 'What', cell: (one) => one.label + (one.unit === '1/s' ? ' in a second' : '') },
+      {
+        label: t.span({ class: 'clip sidename', title: before }, before),
+        class: 'num nowrap',
+        cell: (one) => si(one.before),
+      },
+      {
+        label: t.span({ class: 'clip sidename', title: after }, after),
+        class: 'num nowrap',
+        cell: (one) => si(one.after),
+      },
+      { label: 'Change', class: 'num nowrap', cell: (one) => (one.ratio === null ? '–' : change(one.ratio - 1)) },
+    ],
+  });
 }
 
 const HALF = 60; // pixels of the tallest bar

@@ -7,7 +7,7 @@ import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
-import { CappedNote, Command, CopyButton, Icon, OnsetStep, Severity, When } from './bits.js';
+import { CappedNote, Command, CopyButton, Icon, OnsetStep, Severity, Table, When } from './bits.js';
 
 /** @typedef {import('../../types/api.js').ShownFinding} Finding */
 /** @typedef {import('../../types/api.js').ShownVerdict} Verdict */
@@ -332,55 +332,43 @@ export function FindingsTable({ findings, run, ended }) {
   );
   const victims = (/** @type {Finding} */ culprit) =>
     findings.filter((one) => one.explained_by === culprit.id && one !== culprit);
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Findings' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th({ class: 'w-sev' }, 'Severity'),
-          t.th(null, 'Finding'),
-          t.th({ class: 'w-when' }, 'When'),
-          t.th({ class: 'w-state' }, 'State'),
-          t.th({ class: 'num w-state' }, 'Throughput lost'),
-          t.th({ class: 'num w-state' }, 'Updated'),
-        ),
-      ),
-      t.tbody(
-        null,
-        culprits.flatMap((one) => [
-          el(FindingRow, { key: one.id, finding: one, run, ended, victim: false }),
-          ...victims(one).map((victim) =>
-            el(FindingRow, { key: victim.id, finding: victim, run, ended, victim: true }),
-          ),
-        ]),
-      ),
-    ),
-  );
-}
-
-/** @param {{finding: Finding, run: string, ended: boolean, victim: boolean}} props */
-function FindingRow({ finding, run, ended, victim }) {
-  return t.tr(
-    { class: victim ? 'victim' : '' },
-    t.td(null, el(Severity, { severity: finding.severity })),
-    t.td(
-      { class: 'wide' },
-      victim ? t.span({ class: 'faint' }, 'because of it: ') : null,
-      t.a({ href: runPath(run, 'findings', String(finding.id)) }, finding.what),
-    ),
-    t.td({ class: 'nowrap' }, spanWords(finding, ended)),
-    t.td(null, ended && finding.state === 'open' ? 'At the end' : words(finding.state)),
-    t.td(
-      { class: 'num' },
-      finding.cost_throughput_ratio === null
-        ? t.span({ class: 'faint' }, 'not known')
-        : percent(finding.cost_throughput_ratio),
-    ),
-    t.td({ class: 'num nowrap' }, el(When, { ms: finding.updated_ms, ended })),
-  );
+  return Table({
+    label: 'Findings',
+    rows: culprits.flatMap((one) => [
+      { finding: one, isVictim: false },
+      ...victims(one).map((victim) => ({ finding: victim, isVictim: true })),
+    ]),
+    keyOf: ({ finding }) => finding.id,
+    rowProps: ({ isVictim }) => ({ class: isVictim ? 'victim' : '' }),
+    columns: [
+      { label: 'Severity', class: 'w-sev', cell: ({ finding }) => el(Severity, { severity: finding.severity }) },
+      {
+        label: 'Finding',
+        class: 'wide',
+        cell: ({ finding, isVictim }) => [
+          isVictim ? t.span({ class: 'faint' }, 'because of it: ') : null,
+          t.a({ href: runPath(run, 'findings', String(finding.id)) }, finding.what),
+        ],
+      },
+      { label: 'When', class: 'nowrap w-when', cell: ({ finding }) => spanWords(finding, ended) },
+      {
+        label: 'State',
+        class: 'w-state',
+        cell: ({ finding }) => (ended && finding.state === 'open' ? 'At the end' : words(finding.state)),
+      },
+      {
+        label: 'Throughput lost',
+        class: 'num w-state',
+        cell: ({ finding: { cost_throughput_ratio: cost } }) =>
+          cost === null ? t.span({ class: 'faint' }, 'not known') : percent(cost),
+      },
+      {
+        label: 'Updated',
+        class: 'num nowrap w-state',
+        cell: ({ finding }) => el(When, { ms: finding.updated_ms, ended }),
+      },
+    ],
+  });
 }
 
 /** The document's title for a verdict. @param {Verdict | null} verdict @param {Answer} answer */

@@ -10,7 +10,7 @@ import { announce } from '../page.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
-import { CappedNote, Card, CopyButton } from './bits.js';
+import { CappedNote, Card, CopyButton, Table } from './bits.js';
 import { readRanks } from './ranklist.js';
 
 /** @typedef {import('../../types/api.js').HangAnswer} HangAnswer */
@@ -269,40 +269,25 @@ function FrameTable({ icicle }) {
     .map((node, i) => ({ node, i }))
     .sort((a, b) => a.node.start - b.node.start || a.node.depth - b.node.depth);
   const look = { roots: 'waited for', both: 'both', others: 'others' };
-  return t.div(
-    { class: 'scroll tallscroll', tabIndex: 0, role: 'region', 'aria-label': 'Frames of all ranks' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th({ class: 'num' }, 'Depth'),
-          t.th(null, 'Frame'),
-          t.th(null, 'Place'),
-          t.th({ class: 'num' }, 'Ranks'),
-          t.th(null, 'Which'),
-          t.th(null, 'Of'),
-        ),
-      ),
-      t.tbody(
-        null,
-        order.map(({ node, i }) =>
-          t.tr(
-            { key: i, title: frameWords(node, icicle.num_ranks) },
-            t.td({ class: 'num' }, node.depth + 1),
-            t.td(
-              { class: 'nowrap' },
-              t.code(null, node.function),
-              i === icicle.parts_at ? t.b(null, ' all share it, then they part') : null,
-            ),
-            t.td({ class: 'nowrap' }, placeWords(node)),
-            t.td({ class: 'num' }, count(node.count)),
-            t.td({ class: 'wide' }, node.ranks.text),
-            t.td({ class: 'nowrap' }, look[lookOf(node)]),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Frames of all ranks',
+    frame: 'tallscroll',
+    rows: order,
+    rowProps: ({ node }) => ({ title: frameWords(node, icicle.num_ranks) }),
+    columns: [
+      { label: 'Depth', class: 'num', cell: ({ node }) => node.depth + 1 },
+      {
+        label: 'Frame',
+        class: 'nowrap',
+        cell: ({ node, i }) => [
+          t.code(null, node.function),
+          i === icicle.parts_at ? t.b(null, ' all share it, then they part') : null,
+        ],
+      },
+      { label: 'Place', class: 'nowrap', cell: ({ node }) => placeWords(node) },
+      { label: 'Ranks', class: 'num', cell: ({ node }) => count(node.count) },
+      { label: 'Which', class: 'wide', cell: ({ node }) => node.ranks.text },
+      { label: 'Of', class: 'nowrap', cell: ({ node }) => look[lookOf(node)] },
+    ],
+  });
 }

@@ -4,46 +4,71 @@ import { bytes, count, duration, percent, si } from '../format.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
-import { CappedNote } from './bits.js';
+import { CappedNote, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').CommunicationRow} Row */
 /** @typedef {import('../../types/api.js').LastArrival} LastArrival */
 
-const COLUMNS = 13;
-
 /** @param {{rows: Row[], run: string}} props */
 export function KindsTable({ rows, run }) {
   const most = Math.max(1e-9, ...rows.map((row) => row.exposed_ms_per_step ?? 0));
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Kinds of calls' },
-    t.table(
-      { class: 'table kinds' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'Operation'),
-          t.th(null, 'Over'),
-          t.th({ class: 'num' }, 'Size'),
-          t.th({ class: 'num' }, 'Calls'),
-          t.th({ class: 'num' }, 'p50'),
-          t.th({ class: 'num' }, 'p95'),
-          t.th({ class: 'num' }, 'p99'),
-          t.th({ class: 'num' }, 'Algorithm'),
-          t.th({ class: 'num' }, 'Bus'),
-          t.th({ class: 'num' }, 'Expected'),
-          t.th({ class: 'num' }, 'Exposed'),
-          t.th({ class: 'num' }, 'Overlapped'),
-          t.th({ class: 'num' }, 'Spread'),
-          t.th(null, 'Last'),
-        ),
-      ),
-      t.tbody(
-        null,
-        rows.map((row) => el(KindRow, { key: nameOf(row), row, run, most })),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Kinds of calls',
+    class: 'kinds',
+    rows,
+    keyOf: nameOf,
+    rowProps: (row) => ({ class: isOpen(row) ? 'here' : '' }),
+    more: (row) => isOpen(row) && el(More, { row, run }),
+    columns: [
+      { label: 'Operation', class: 'nowrap', cell: (row) => el(OpenKind, { row }) },
+      {
+        label: 'Over',
+        class: 'clip',
+        title: (row) => `group ${row.group}`,
+        cell: (row) => row.group_text || `group ${row.group}`,
+      },
+      { label: 'Size', class: 'num nowrap', cell: classWords },
+      { label: 'Calls', class: 'num', cell: (row) => count(row.count) },
+      { label: 'p50', class: 'num nowrap', cell: (row) => duration(row.p50_ms) },
+      { label: 'p95', class: 'num nowrap', cell: (row) => duration(row.p95_ms) },
+      { label: 'p99', class: 'num nowrap', cell: (row) => duration(row.p99_ms) },
+      { label: 'Algorithm', class: 'num nowrap', cell: (row) => speed(row.algbw_bytes_per_second) },
+      { label: 'Bus', class: 'num nowrap', cell: (row) => t.b(null, speed(row.busbw_bytes_per_second)) },
+      {
+        label: 'Expected',
+        class: 'num nowrap',
+        title: (row) => row.expected_text,
+        cell: (row) =>
+          row.expected_bytes_per_second === null
+            ? t.span({ class: 'faint' }, 'unknown')
+            : speed(row.expected_bytes_per_second),
+      },
+      {
+        label: 'Exposed',
+        class: 'num nowrap',
+        cell: (row) => [
+          t.b(null, duration(row.exposed_ms_per_step)),
+          t.span(
+            { class: 'minitrack', 'aria-hidden': 'true' },
+            t.span({ class: 't-comm', style: { width: `${((row.exposed_ms_per_step ?? 0) / most) * 100}%` } }),
+          ),
+        ],
+      },
+      { label: 'Overlapped', class: 'num nowrap', cell: (row) => duration(row.overlapped_ms_per_step) },
+      {
+        label: 'Spread',
+        class: 'num nowrap',
+        title: () => 'median and p95 of the time from the first arrival to the last',
+        cell: spread,
+      },
+      {
+        label: 'Last',
+        class: 'nowrap',
+        cell: ({ last: [top] }) =>
+          top ? `rank ${count(top.rank)}, ${percent(top.share)}` : t.span({ class: 'faint' }, 'unknown'),
+      },
+    ],
+  });
 }
 
 /** What names a row in the address. Pure. @param {Row} row */
@@ -51,59 +76,22 @@ export function nameOf(row) {
   return `${row.operation}@${row.group}@${row.size_lo}`;
 }
 
-/** @param {{row: Row, run: string, most: number}} props */
-function KindRow({ row, run, most }) {
-  const open = query.value.call === nameOf(row);
-  const top = row.last[0];
-  return [
-    t.tr(
-      { key: 'row', class: open ? 'here' : '' },
-      t.td(
-        { class: 'nowrap' },
-        t.button(
-          {
-            type: 'button',
-            class: 'link',
-            'aria-expanded': open,
-            onClick: () => setQuery({ call: open ? null : nameOf(row) }),
-          },
-          t.code(null, row.operation),
-        ),
-      ),
-      t.td({ class: 'clip', title: `group ${row.group}` }, row.group_text || `group ${row.group}`),
-      t.td({ class: 'num nowrap' }, classWords(row)),
-      t.td({ class: 'num' }, count(row.count)),
-      t.td({ class: 'num nowrap' }, duration(row.p50_ms)),
-      t.td({ class: 'num nowrap' }, duration(row.p95_ms)),
-      t.td({ class: 'num nowrap' }, duration(row.p99_ms)),
-      t.td({ class: 'num nowrap' }, speed(row.algbw_bytes_per_second)),
-      t.td({ class: 'num nowrap' }, t.b(null, speed(row.busbw_bytes_per_second))),
-      t.td(
-        { class: 'num nowrap', title: row.expected_text },
-        row.expected_bytes_per_second === null
-          ? t.span({ class: 'faint' }, 'unknown')
-          : speed(row.expected_bytes_per_second),
-      ),
-      t.td(
-        { class: 'num nowrap' },
-        t.b(null, duration(row.exposed_ms_per_step)),
-        t.span(
-          { class: 'minitrack', 'aria-hidden': 'true' },
-          t.span({ class: 't-comm', style: { width: `${((row.exposed_ms_per_step ?? 0) / most) * 100}%` } }),
-        ),
-      ),
-      t.td({ class: 'num nowrap' }, duration(row.overlapped_ms_per_step)),
-      t.td(
-        { class: 'num nowrap', title: 'median and p95 of the time from the first arrival to the last' },
-        spread(row),
-      ),
-      t.td(
-        { class: 'nowrap' },
-        top ? `rank ${count(top.rank)}, ${percent(top.share)}` : t.span({ class: 'faint' }, 'unknown'),
-      ),
-    ),
-    open ? t.tr({ key: 'more', class: 'more' }, t.td({ colSpan: COLUMNS + 1 }, el(More, { row, run }))) : null,
-  ];
+/** @param {Row} row */
+function isOpen(row) {
+  return query.value.call === nameOf(row);
+}
+
+/** Shows what is known of a row below it, and hides it again. @param {{row: Row}} props */
+function OpenKind({ row }) {
+  return t.button(
+    {
+      type: 'button',
+      class: 'link',
+      'aria-expanded': isOpen(row),
+      onClick: () => setQuery({ call: isOpen(row) ? null : nameOf(row) }),
+    },
+    t.code(null, row.operation),
+  );
 }
 
 /** @param {{row: Row, run: string}} props */

@@ -4,7 +4,7 @@ import { standingWords } from '../charts/waits.js';
 import { count, dateTime, duration, plural, shortPlace } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
-import { CappedNote, Card } from './bits.js';
+import { CappedNote, Card, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').HangAnswer} HangAnswer */
 /** @typedef {import('../../types/api.js').GroupPlaces} GroupPlaces */
@@ -71,65 +71,67 @@ function GroupTable({ group, run, isOver }) {
           .join(', '),
       ),
     ),
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': label },
-      t.table(
-        { class: 'table places' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, 'State'),
-            t.th(null, 'Ranks'),
-            t.th({ class: 'num' }, 'Count'),
-            t.th({ class: 'num' }, 'Nodes'),
-            t.th({ class: 'num' }, 'Entered'),
-            t.th({ class: 'num' }, 'Ended'),
-            t.th(null, isOver ? 'Was in' : 'Is in'),
-            t.th({ class: 'num' }, isOver ? 'Waited' : 'Waits'),
-            t.th(null, 'Called from'),
-          ),
-        ),
-        t.tbody(
-          null,
-          group.rows.map((row, i) => el(Place, { key: i, row, run, isOver, most: group.most_began })),
-        ),
-      ),
-    ),
+    Table({
+      label,
+      class: 'places',
+      rows: group.rows,
+      rowProps: (row) => ({ class: STILL.has(row.standing) ? '' : 'off' }),
+      columns: [
+        {
+          label: 'State',
+          class: 'nowrap',
+          cell: (row) => {
+            const text = standingWords(row.standing, isOver);
+            return STILL.has(row.standing) ? text : t.b({ class: 'changed' }, text);
+          },
+        },
+        {
+          label: 'Ranks',
+          class: 'wide',
+          title: (row) => row.ranks.hosts.join(', '),
+          cell: ({ ranks }) =>
+            ranks.count === 1
+              ? t.a({ href: runPath(run, 'ranks', String(ranks.some[0])) }, `${ranks.some[0]}`)
+              : ranks.text,
+        },
+        { label: 'Count', class: 'num', cell: (row) => count(row.ranks.count) },
+        { label: 'Nodes', class: 'num', cell: (row) => (row.ranks.num_hosts ? count(row.ranks.num_hosts) : '–') },
+        {
+          label: 'Entered',
+          class: 'num',
+          cell: ({ began }) =>
+            group.most_began !== null && began !== null && began < group.most_began
+              ? t.b({ class: 'changed' }, count(began))
+              : count(began),
+        },
+        {
+          label: 'Ended',
+          class: 'num',
+          title: (row) => (hasNoEnds(row) ? 'This backend does not report ends' : ''),
+          cell: (row) => (hasNoEnds(row) ? 'unknown' : count(row.ended)),
+        },
+        { label: isOver ? 'Was in' : 'Is in', class: 'nowrap', cell: insideWords },
+        {
+          label: isOver ? 'Waited' : 'Waits',
+          class: 'num nowrap',
+          title: (row) => (row.since_ms === null ? '' : `since ${dateTime(row.since_ms)}`),
+          cell: (row) => (row.waited_seconds === null ? '–' : duration(row.waited_seconds * 1000)),
+        },
+        {
+          label: 'Called from',
+          class: 'wide clip',
+          title: (row) => row.call_site,
+          cell: (row) => shortPlace(row.call_site),
+        },
+      ],
+    }),
     el(CappedNote, { capped: group.capped, noun: 'rows' }),
   );
 }
 
-/** @param {{row: PlaceRow, run: string, isOver: boolean, most: number | null}} props */
-function Place({ row, run, isOver, most }) {
-  const lags = most !== null && row.began !== null && row.began < most;
-  const isOff = !STILL.has(row.standing);
-  return t.tr(
-    { class: isOff ? 'off' : '' },
-    t.td(
-      { class: 'nowrap' },
-      isOff ? t.b({ class: 'changed' }, standingWords(row.standing, isOver)) : standingWords(row.standing, isOver),
-    ),
-    t.td(
-      { class: 'wide', title: row.ranks.hosts.join(', ') },
-      row.ranks.count === 1
-        ? t.a({ href: runPath(run, 'ranks', String(row.ranks.some[0])) }, `${row.ranks.some[0]}`)
-        : row.ranks.text,
-    ),
-    t.td({ class: 'num' }, count(row.ranks.count)),
-    t.td({ class: 'num' }, row.ranks.num_hosts ? count(row.ranks.num_hosts) : '–'),
-    t.td({ class: 'num' }, lags ? t.b({ class: 'changed' }, count(row.began)) : count(row.began)),
-    t.td(
-      { class: 'num', title: row.ended === null && row.began !== null ? 'This backend does not report ends' : '' },
-      row.ended === null && row.began !== null ? 'unknown' : count(row.ended),
-    ),
-    t.td({ class: 'nowrap' }, insideWords(row)),
-    t.td(
-      { class: 'num nowrap', title: row.since_ms === null ? '' : `since ${dateTime(row.since_ms)}` },
-      row.waited_seconds === null ? '–' : duration(row.waited_seconds * 1000),
-    ),
-    t.td({ class: 'wide clip', title: row.call_site }, shortPlace(row.call_site)),
-  );
+/** @param {PlaceRow} row */
+function hasNoEnds(row) {
+  return row.ended === null && row.began !== null;
 }
 
 /** What a member is in, or last was in. @param {PlaceRow} row */

@@ -3,7 +3,7 @@
 import { plural, sentence } from '../format.js';
 import { el, t } from '../tags.js';
 import { path, withQuery } from '../url.js';
-import { Card, Command, CopyButton, Severity } from './bits.js';
+import { Card, Command, CopyButton, Severity, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').PreflightView} View */
 /** @typedef {import('../../types/api.js').PreflightFinding} Finding */
@@ -144,24 +144,21 @@ export function countWords(checks) {
 
 /** @param {{family: string, checks: Check[], findings: Finding[]}} props */
 function CheckTable({ family, checks, findings }) {
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': `Checks: ${family}` },
-    t.table(
-      { class: 'table' },
-      t.thead(null, t.tr(null, t.th({ class: 'w-sev' }, 'State'), t.th(null, 'Check'), t.th(null, 'What it found'))),
-      t.tbody(
-        null,
-        checks.map((check) =>
-          t.tr(
-            { key: check.id, 'data-status': check.status },
-            t.td({ class: 'nowrap' }, el(State, { status: check.status })),
-            t.td({ class: 'wide' }, t.code(null, check.id), ' ', t.span({ class: 'faint' }, check.what)),
-            t.td({ class: 'wide' }, foundWords(check, findings)),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: `Checks: ${family}`,
+    rows: checks,
+    keyOf: (check) => check.id,
+    rowProps: (check) => ({ 'data-status': check.status }),
+    columns: [
+      { label: 'State', class: 'nowrap w-sev', cell: (check) => el(State, { status: check.status }) },
+      {
+        label: 'Check',
+        class: 'wide',
+        cell: (check) => [t.code(null, check.id), ' ', t.span({ class: 'faint' }, check.what)],
+      },
+      { label: 'What it found', class: 'wide', cell: (check) => foundWords(check, findings) },
+    ],
+  });
 }
 
 /** @param {Check} check @param {Finding[]} findings */
@@ -172,6 +169,20 @@ function foundWords(check, findings) {
   if (check.status === 'ok') return 'nothing to complain about';
   const cause = findings.find((one) => one.explains.some((line) => line.startsWith(`${check.id}:`)));
   return cause ? `explained by ${cause.id}` : 'no reason was given';
+}
+
+/** @param {string[]} repairs @param {string} node */
+function repairOf(repairs, node) {
+  if (repairs.length === 0) return t.span({ class: 'faint' }, 'no command');
+  const label = `Copy ${plural(repairs.length, 'command')}`;
+  return el(CopyButton, { text: repairs.join('\n'), label, what: `for ${node}`, class: 'link' });
+}
+
+/** @param {string} command @param {string} node */
+function repeatOf(command, node) {
+  if (!command) return t.span({ class: 'faint' }, 'a name is missing');
+  const text = command.includes('--nodes') ? `${command} --node ${node}` : command;
+  return el(CopyButton, { text, label: 'Copy command', what: `that repeats it on ${node}`, class: 'link' });
 }
 
 /** What each node is to run, ready to paste. @param {{view: View}} props */
@@ -189,64 +200,36 @@ export function NodesCard({ view }) {
         .filter(Boolean)
         .join('; '),
     },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Nodes' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            ['State', 'Node', 'Host', 'Address', 'Named by', 'Repair it', 'Repeat the preflight'].map((name) =>
-              t.th({ key: name }, name),
-            ),
-          ),
-        ),
-        t.tbody(
-          null,
-          nodes.map((node) => {
-            const repairs = commandsOf(findings, node.node);
-            return t.tr(
-              { key: node.node },
-              t.td({ class: 'nowrap' }, el(State, { status: node.status })),
-              t.td(
-                { class: 'nowrap' },
-                t.a({ href: nodeHref(node.node), title: 'its preflights' }, node.node),
-                node.node_rank === null ? null : t.span({ class: 'faint' }, ` rank ${node.node_rank}`),
-              ),
-              t.td({ class: 'clip', title: node.host }, node.host || 'not reported'),
-              t.td(
-                { class: 'clip', title: node.addresses.join(', ') },
-                node.observed || node.addresses[0] || 'not reported',
-              ),
-              t.td({ class: 'wide' }, node.findings.join(', ') || (node.status === 'ok' ? 'nothing' : 'not known')),
-              t.td(
-                { class: 'nowrap' },
-                repairs.length > 0
-                  ? el(CopyButton, {
-                      text: repairs.join('\n'),
-                      label: `Copy ${plural(repairs.length, 'command')}`,
-                      what: `for ${node.node}`,
-                      class: 'link',
-                    })
-                  : t.span({ class: 'faint' }, 'no command'),
-              ),
-              t.td(
-                { class: 'nowrap' },
-                command
-                  ? el(CopyButton, {
-                      text: command.includes('--nodes') ? `${command} --node ${node.node}` : command,
-                      label: 'Copy command',
-                      what: `that repeats it on ${node.node}`,
-                      class: 'link',
-                    })
-                  : t.span({ class: 'faint' }, 'a name is missing'),
-              ),
-            );
-          }),
-        ),
-      ),
-    ),
+    Table({
+      label: 'Nodes',
+      rows: nodes,
+      keyOf: (node) => node.node,
+      columns: [
+        { label: 'State', class: 'nowrap', cell: (node) => el(State, { status: node.status }) },
+        {
+          label: 'Node',
+          class: 'nowrap',
+          cell: (node) => [
+            t.a({ href: nodeHref(node.node), title: 'its preflights' }, node.node),
+            node.node_rank === null ? null : t.span({ class: 'faint' }, ` rank ${node.node_rank}`),
+          ],
+        },
+        { label: 'Host', class: 'clip', title: (node) => node.host, cell: (node) => node.host || 'not reported' },
+        {
+          label: 'Address',
+          class: 'clip',
+          title: (node) => node.addresses.join(', '),
+          cell: (node) => node.observed || node.addresses[0] || 'not reported',
+        },
+        {
+          label: 'Named by',
+          class: 'wide',
+          cell: (node) => node.findings.join(', ') || (node.status === 'ok' ? 'nothing' : 'not known'),
+        },
+        { label: 'Repair it', class: 'nowrap', cell: (node) => repairOf(commandsOf(findings, node.node), node.node) },
+        { label: 'Repeat the preflight', class: 'nowrap', cell: (node) => repeatOf(command, node.node) },
+      ],
+    }),
     command
       ? t.div(
           { class: 'padded' },

@@ -6,7 +6,7 @@ import { count, dateTime, duration, plural } from '../format.js';
 import { announce } from '../page.js';
 import { el, t } from '../tags.js';
 import { path } from '../url.js';
-import { Card, Command } from './bits.js';
+import { Card, Command, Table } from './bits.js';
 import { Choice, Field } from './fields.js';
 import { preflightHref, State } from './preflight.js';
 
@@ -205,33 +205,28 @@ export function CallCard({ view }) {
 
 /** @param {{calls: Call[]}} props */
 function Calls({ calls }) {
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Calls of the server' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          ['Outcome', 'Node', 'Address and port', 'Took', 'What it means'].map((name) => t.th({ key: name }, name)),
-        ),
-      ),
-      t.tbody(
-        null,
-        calls.map((call) =>
-          t.tr(
-            { key: `${call.node} ${call.port}` },
-            t.td(
-              { class: 'nowrap' },
-              el(State, { status: call.said?.outcome === 'ok' ? 'ok' : call.said ? 'fail' : 'unknown' }),
-            ),
-            t.td(null, call.node),
-            t.td({ class: 'nowrap' }, t.code(null, `${call.said?.address || '–'}:${call.port}`)),
-            t.td({ class: 'nowrap' }, call.said ? duration(call.said.elapsed_ms) : '–'),
-            t.td({ class: 'wide' }, call.said ? `${call.said.outcome}: ${call.said.why}` : call.problem),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Calls of the server',
+    rows: calls,
+    keyOf: (call) => `${call.node} ${call.port}`,
+    columns: [
+      {
+        label: 'Outcome',
+        class: 'nowrap',
+        cell: (call) => el(State, { status: call.said?.outcome === 'ok' ? 'ok' : call.said ? 'fail' : 'unknown' }),
+      },
+      { label: 'Node', cell: (call) => call.node },
+      {
+        label: 'Address and port',
+        class: 'nowrap',
+        cell: (call) => t.code(null, `${call.said?.address || '–'}:${call.port}`),
+      },
+      { label: 'Took', class: 'nowrap', cell: (call) => (call.said ? duration(call.said.elapsed_ms) : '–') },
+      {
+        label: 'What it means',
+        class: 'wide',
+        cell: (call) => (call.said ? `${call.said.outcome}: ${call.said.why}` : call.problem),
+      },
+    ],
+  });
 }
