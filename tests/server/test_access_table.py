@@ -227,8 +227,9 @@ def test_roles_and_projects(world: World, name: str) -> None:
             assert status in wanted, who
         elif name not in OWN_TOKEN_ONLY:
             # the trace of a rank that made none is not there for anyone, as anyone is told; nor
-            # are alerts, their rules, saved searches and deleted runs in this server
-            is_of_none = (rule.wants_all_projects or "/searches/" in name) and "{" in name
+            # are alerts, their rules, saved searches, views and deleted runs in this server
+            is_saved = "/searches/" in name or "/views/" in name
+            is_of_none = (rule.wants_all_projects or is_saved) and "{" in name
             is_of_none |= name.endswith("/context")
             is_missing = name.endswith("/trace") or rule.is_open or is_of_none
             assert status not in (401, 403) or rule.is_open, who

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope_server.store.saved_searches import MAX_SEARCHES
+from rankscope_server.store.saved import MAX_SAVED
 from tests.server.conftest import TestClient
 
 PATH = "/api/v1/searches"
@@ -44,7 +44,7 @@ def test_a_search_that_cannot_be_read_is_not_kept(client: TestClient) -> None:
 
 
 def test_there_is_a_bound(client: TestClient) -> None:
-    for number in range(MAX_SEARCHES):
+    for number in range(MAX_SAVED):
         assert keep(client, str(number), "x").status_code == 200
     assert keep(client, "one more", "x").status_code == 409
     assert keep(client, "7", "y").status_code == 200

@@ -48,7 +48,10 @@ ANSWERS = {
     "Who hears": ("main", r"(?i)rule"),
     "What does Rankscope": ("main", r"What it watches.*What was lost"),
     "How do I show": ("[aria-live=polite] >> nth=0", r"Link copied"),
+    "How do I paste": ("[aria-live=polite] >> nth=0", r"Markdown copied"),
+    "How do I come back": ("[aria-live=polite] >> nth=0", r"Saved as mine"),
 }  # fmt: skip
+FLOATS = {"x": "[role=menu]", "v": "dialog input[type=text]"}  # what these keys bring
 
 
 class Task(NamedTuple):
@@ -78,6 +81,8 @@ def act(page: Any, action: str) -> None:
     else:
         for key in keys.split(" "):
             page.keyboard.press(key)
+        if keys in FLOATS:
+            page.locator(FLOATS[keys]).wait_for()
 
 
 def test_there_are_twenty_questions_and_more_of_few_actions() -> None:

@@ -58,6 +58,12 @@ export function runPath(run, ...parts) {
   return path('runs', run, ...parts.filter((part) => part !== ''));
 }
 
+/** Where a saved view leads in a run; null for one of every run where none is open. @param {string} address @param {string} run */
+export function viewFor(address, run) {
+  if (!/^runs\/\*(?=[/?]|$)/.test(address)) return address;
+  return run ? address.replace('*', () => encodeURIComponent(run)) : null;
+}
+
 /** Add a query to a path; empty values are left out. @param {string} base @param {Query} query */
 export function withQuery(base, query) {
   const text = Object.entries(query)

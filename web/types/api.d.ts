@@ -1998,6 +1998,19 @@ export interface SavedSearches {
   searches: SavedSearch[];
 }
 
+/** A view of the dashboard that a person keeps; with `*` as its run it is one of every run. */
+export interface SavedView {
+  id: number;
+  name: string;
+  address: string;
+  created_ms: number;
+}
+
+/** All views that are kept, by name. */
+export interface SavedViews {
+  views: SavedView[];
+}
+
 /** Lines of all runs, newest first; `runs` are those of this page, most lines first. */
 export interface SearchAnswer {
   total: number;

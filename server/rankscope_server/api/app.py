@@ -27,7 +27,6 @@ from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.fleet import routes as fleet
 from rankscope_server.api.hang import routes as hang
 from rankscope_server.api.logs import routes as logs
-from rankscope_server.api.logs import saved as saved_searches
 from rankscope_server.api.machines import routes as machines
 from rankscope_server.api.operations import routes as operations
 from rankscope_server.api.overview import routes as overview
@@ -41,6 +40,7 @@ from rankscope_server.api.report import routes as report
 from rankscope_server.api.request_log import RequestLog
 from rankscope_server.api.resources import routes as resources
 from rankscope_server.api.runs import routes as runs
+from rankscope_server.api.saved import routes as saved
 from rankscope_server.api.security import Guard
 from rankscope_server.api.service import Service, open_service
 from rankscope_server.api.steps import routes as steps
@@ -58,8 +58,7 @@ ROUTERS = (
     preflight.router,
     *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
     *(part.router for part in (machines, logs, communication, hang, resources, compare)),
-    *(part.router for part in (cost, fleet, parallelism)),
-    saved_searches.router,
+    *(part.router for part in (cost, fleet, parallelism, saved)),
     commands.router,
     preflight_results.router,
     preflight_network.router,

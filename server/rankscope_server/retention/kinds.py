@@ -32,7 +32,8 @@ LABELS: dict[Kind, str] = {
 NOT_OF_A_RUN = (
     tables.preflight, tables.preflight_node, tables.deletion, tables.received_mark,
     tables.size_counted, tables.alert_channel, tables.alert_rule, tables.token, tables.session,
-    tables.oidc_login, tables.audit, tables.saved_search, tables.log_lines, tables.server,
+    tables.oidc_login, tables.audit, tables.saved_search, tables.saved_view, tables.log_lines,
+    tables.server,
 )  # fmt: skip
 # Tables without `run_id`: their rows belong to a row of another one.
 _OWNERS = {

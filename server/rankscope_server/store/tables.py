@@ -712,6 +712,18 @@ saved_search = sa.Table(
     sqlite_autoincrement=True,  # ids name them in links
 )
 
+saved_view = sa.Table(
+    "saved_view",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.String(128), nullable=False),
+    sa.Column("address", sa.Text, nullable=False),  # from the root; of every run where its run is *
+    _number("created_ns"),
+    _project(),  # as of a search
+    sa.UniqueConstraint("project", "name"),
+    sqlite_autoincrement=True,
+)
+
 # --- several server processes on one database: which of them are up, and which does what
 
 server = sa.Table(

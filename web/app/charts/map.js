@@ -99,7 +99,7 @@ export function RankMap({ run, topic, maxHeight, ranks, metric, onData }) {
   }).height;
   const view = map && lanes && plan && width && map.columns > 0 ? { map, lanes, plan, width } : null;
   return t.div(
-    { class: `rankmap ${answer.pending && answer.data ? 'again' : ''}`, ref: frame },
+    { class: `rankmap ${answer.pending && answer.data ? 'again' : ''}`, ref: frame, 'data-api': paths.map },
     plan && map ? el(Gutter, { map, plan, lanes: /** @type {Lanes} */ (lanes), run }) : t.div({ class: 'gutter' }),
     t.div(
       { class: 'plotframe' },

@@ -191,6 +191,7 @@ export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
   return el(
     Card,
     {
+      class: 'mapcard',
       title: ratio
         ? `${metricWords(map?.metric)} against ${map ? referenceWords(map) : 'the peers’ median'}`
         : metricWords(map?.metric),

@@ -1,7 +1,7 @@
 /** Small parts that every page uses: marks, cards, tables, times, copy buttons, and the states of a page. */
 
 import { Component } from 'preact';
-import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useId, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { apiHref } from '../api.js';
 import { ago, count, dateTime, words } from '../format.js';
 import { announce, copy, now } from '../page.js';
@@ -17,6 +17,7 @@ const PATHS = {
   info: 'M8 2.5a5.5 5.5 0 1 1 0 11 5.5 5.5 0 0 1 0-11Z',
   ok: 'm2.5 8.5 3.5 4 7.5-9',
   unknown: 'M4 8h8',
+  share: 'M10.5 5 8 2.5 5.5 5M8 2.5V10M4.5 7.5H3v6h10v-6h-1.5',
   cross: 'M3.5 3.5l9 9m0-9l-9 9',
   search: 'M7 2.5a4.5 4.5 0 1 1 0 9 4.5 4.5 0 0 1 0-9Zm3.4 7.9 3.6 3.6',
 };
@@ -40,17 +41,50 @@ export function Severity({ severity, text }) {
   );
 }
 
-/** A card with a heading. @param {{title: Children, note?: Children, tools?: Children, class?: string, id?: string, children?: Children}} props */
+/** A card with a heading and the menu that shares it; `api` is what it was drawn from, if not what the page is.
+ * @param {{title: Children, note?: Children, tools?: Children, class?: string, id?: string, api?: string, children?: Children}} props */
 export function Card(props) {
+  const titleId = useId();
   return t.section(
-    { class: `card ${props.class ?? ''}`, id: props.id },
+    { class: `card ${props.class ?? ''}`, id: props.id, 'data-api': props.api },
     t.header(
       { class: 'cardhead' },
-      t.h2(null, props.title),
+      t.h2({ id: titleId }, props.title),
       props.note ? t.p({ class: 'note' }, props.note) : null,
-      props.tools ? t.div({ class: 'tools' }, props.tools) : null,
+      t.div({ class: 'tools' }, props.tools, el(Share, { titleId })),
     ),
     props.children,
+  );
+}
+
+/** The button of a panel's menu, which loads when it is first wanted. @param {{titleId: string}} props */
+function Share({ titleId }) {
+  const button = useRef(/** @type {HTMLButtonElement | null} */ (null));
+  const [menu, setMenu] = useState(/** @type {{made: typeof import('./share.js').ShareMenu} | null} */ (null));
+  const close = () => {
+    setMenu(null);
+    button.current?.focus();
+  };
+  const open = () => import('./share.js').then((module) => setMenu({ made: module.ShareMenu }));
+  return t.span(
+    { class: 'sharebox' },
+    t.button(
+      {
+        ref: button,
+        type: 'button',
+        class: 'iconbutton share',
+        title: 'Share: link, Markdown, CSV, JSON, picture (x)',
+        'aria-label': 'Share',
+        'aria-describedby': titleId,
+        'aria-haspopup': 'menu',
+        'aria-expanded': menu !== null,
+        onClick: menu ? close : open,
+      },
+      el(Icon, { name: 'share', size: 14 }),
+    ),
+    menu && button.current
+      ? el(menu.made, { panel: /** @type {HTMLElement} */ (button.current.closest('.card')), close })
+      : null,
   );
 }
 
@@ -269,7 +303,7 @@ export function Loaded({ answer, height, what, children }) {
     if (error) return el(Problem, { error, retry: answer.refresh, what });
     return el(Skeleton, { height, waitsFor: what });
   }
-  return t.div({ class: pending ? 'loaded again' : 'loaded' }, children(data));
+  return t.div({ class: pending ? 'loaded again' : 'loaded', 'data-api': answer.path ?? undefined }, children(data));
 }
 
 /** Mounts its children once they come near the screen. @param {{height: number, children: () => Children}} props */

@@ -54,6 +54,7 @@ export function RankGrid({ run, verdict, topic }) {
     Card,
     {
       title: 'Who is where',
+      api: runPath(run, 'ranks'),
       note: `${verdict.group ? `group ${verdict.group}, ` : ''}${plural(ranks.length, 'rank')}; one column per node`,
       tools: roles.map(({ role, ranks: members }) =>
         t.span(

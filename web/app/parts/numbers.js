@@ -39,11 +39,9 @@ const FLAGS = {
 /** @param {{run: string, topic: string | null}} props */
 export function NumbersCard({ run, topic }) {
   const names = [...FIRST.slice(0, 8), ...Object.keys(FLAGS)].join(',');
+  const path = withQuery(runPath(run, 'metrics'), { names, merged: 'true', width: WIDTH });
   const answer = /** @type {import('../api.js').Answer<MetricsAnswer>} */ (
-    useApi(withQuery(runPath(run, 'metrics'), { names, merged: 'true', width: WIDTH }), {
-      topic,
-      on: ['metrics', 'steps'],
-    })
+    useApi(path, { topic, on: ['metrics', 'steps'] })
   );
   const series = answer.data?.series ?? [];
   const drawn = toDraw(series);
@@ -51,7 +49,7 @@ export function NumbersCard({ run, topic }) {
   const ranks = 'means over the ranks; a band holds the least and the largest';
   return el(
     Card,
-    { title: 'Numbers of training', note: [ranks, ...troubles(series)].join('; ') },
+    { title: 'Numbers of training', api: path, note: [ranks, ...troubles(series)].join('; ') },
     t.div({ class: 'charts' }, drawn.slice(0, MOST).map(chart)),
   );
 }

@@ -5,20 +5,21 @@ import { useApi } from '../api.js';
 import { count } from '../format.js';
 import { go, query } from '../router.js';
 import { t } from '../tags.js';
-import { carried, runPath, withQuery } from '../url.js';
+import { carried, runPath, viewFor, withQuery } from '../url.js';
 import { MENU } from './shell.js';
 
 /** @typedef {import('../../types/api.js').Overview} Overview */
 /** @typedef {import('../../types/api.js').Runs} Runs */
 /** @typedef {import('../../types/api.js').Findings} Findings */
+/** @typedef {import('../../types/api.js').SavedViews} SavedViews */
 /** @typedef {{text: string, note: string, to: string}} Item */
 
 const SHOWN = 12;
 
 /** What a text could mean, best first. Pure.
- * @param {string} text @param {{run: string, world: number, lastStep: number, hosts: string[], runs: Runs['runs'], findings: Findings['open'], keep: Record<string, string>}} known
+ * @param {string} text @param {{run: string, world: number, lastStep: number, hosts: string[], runs: Runs['runs'], findings: Findings['open'], views?: SavedViews['views'], keep: Record<string, string>}} known
  * @returns {Item[]} */
-export function suggest(text, { run, world, lastStep, hosts, runs, findings, keep }) {
+export function suggest(text, { run, world, lastStep, hosts, runs, findings, views = [], keep }) {
   const wanted = text.trim().toLowerCase();
   /** @type {Item[]} */
   const items = [];
@@ -60,6 +61,11 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, kee
       if (one.what.toLowerCase().includes(wanted))
         items.push({ text: one.what, note: 'finding', to: runPath(run, 'findings', String(one.id)) });
   }
+  for (const one of views) {
+    const to = viewFor(one.address, run);
+    if (to !== null && wanted && one.name.toLowerCase().includes(wanted))
+      items.push({ text: one.name, note: 'saved view', to });
+  }
   for (const one of runs)
     if (`${one.name} ${one.run_id}`.toLowerCase().includes(wanted) && one.run_id !== run)
       items.push({ text: one.name || one.run_id, note: `run, ${one.status}`, to: runPath(one.run_id) });
@@ -90,6 +96,7 @@ export function Palette({ run, overview, close }) {
   const [at, setAt] = useState(0);
   const runs = /** @type {import('../api.js').Answer<Runs>} */ (useApi('runs?limit=50'));
   const findings = /** @type {import('../api.js').Answer<Findings>} */ (useApi(run ? runPath(run, 'findings') : null));
+  const views = /** @type {import('../api.js').Answer<SavedViews>} */ (useApi('views'));
   useEffect(() => dialog.current?.showModal(), []);
   const summary = overview?.run;
   const items = suggest(text, {
@@ -99,6 +106,7 @@ export function Palette({ run, overview, close }) {
     hosts: summary?.hosts ?? [],
     runs: runs.data?.runs ?? [],
     findings: findings.data ? [...findings.data.open, ...findings.data.recovered] : [],
+    views: views.data?.views,
     keep: carried(query.value),
   });
   const here = Math.min(at, items.length - 1);

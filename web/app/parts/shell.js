@@ -100,14 +100,16 @@ function section(name) {
  * @param {{run: string, overview: Overview | null, apiPath: string, children?: Children}} props
  */
 export function Shell({ run, overview, apiPath, children }) {
-  const [floating, setFloating] = useState(/** @type {'none' | 'palette' | 'help'} */ ('none'));
+  const [floating, setFloating] = useState(/** @type {'none' | 'palette' | 'help' | 'views'} */ ('none'));
   const inRun = run !== '';
   useKeys(
     [
       { keys: 'Ctrl+k', text: 'Go to anything', run: () => setFloating('palette') },
       { keys: '/', text: 'Search on this page', run: () => searchHere(() => setFloating('palette')) },
       { keys: '?', text: 'Keys of this page', run: () => setFloating('help') },
+      { keys: 'v', text: 'Views that are saved: this one, open, delete', run: () => setFloating('views') },
       { keys: 'y', text: 'Copy the link of this view', run: copyLink },
+      { keys: 'x', text: 'Share the panel in focus, or the first: Markdown, CSV, JSON, picture', run: sharePanel },
       { keys: 'Escape', text: 'Unpin, close, leave a field', run: () => query.value.sel && setQuery({ sel: null }) },
       ...(inRun
         ? MENU.flatMap((group) => group.entries).map((entry) => ({
@@ -133,9 +135,10 @@ export function Shell({ run, overview, apiPath, children }) {
       apiPath,
       openPalette: () => setFloating('palette'),
       openHelp: () => setFloating('help'),
+      openViews: () => setFloating('views'),
     }),
     inRun ? el(Sidebar, { run, overview }) : null,
-    t.main({ id: 'main', tabIndex: -1, class: 'page' }, children),
+    t.main({ id: 'main', tabIndex: -1, class: 'page', 'data-api': apiPath }, children),
     t.div({ class: 'sr', role: 'status', 'aria-live': 'polite' }, spoken.value),
     floating === 'palette'
       ? el(Lazy, {
@@ -143,6 +146,9 @@ export function Shell({ run, overview, apiPath, children }) {
           pick: 'Palette',
           props: { run, overview, close: () => setFloating('none') },
         })
+      : null,
+    floating === 'views'
+      ? el(Lazy, { load: () => import('./views.js'), pick: 'Views', props: { run, close: () => setFloating('none') } })
       : null,
     floating === 'help'
       ? el(Lazy, { load: () => import('./help.js'), pick: 'Help', props: { close: () => setFloating('none') } })
@@ -152,6 +158,13 @@ export function Shell({ run, overview, apiPath, children }) {
 
 async function copyLink() {
   announce((await copy(location.href)) ? 'Link copied' : `The browser refused to copy. The link is ${location.href}`);
+}
+
+/** Open the menu of the panel that has the focus, else of the first. */
+function sharePanel() {
+  const panel =
+    document.activeElement?.closest('.card:has(.share)') ?? document.querySelector('main .card:has(.share)');
+  /** @type {HTMLElement | null | undefined} */ (panel?.querySelector('.share'))?.click();
 }
 
 /** Focus the page's own search field, else open the palette. @param {() => void} otherwise */
@@ -181,8 +194,8 @@ export function Lazy({ load, pick, props }) {
   return component ? el(component.made, props) : null;
 }
 
-/** @param {{run: string, overview: Overview | null, apiPath: string, openPalette: () => void, openHelp: () => void}} props */
-function Header({ run, overview, apiPath, openPalette, openHelp }) {
+/** @param {{run: string, overview: Overview | null, apiPath: string, openPalette: () => void, openHelp: () => void, openViews: () => void}} props */
+function Header({ run, overview, apiPath, openPalette, openHelp, openViews }) {
   const summary = overview?.run;
   return t.header(
     { class: 'top' },
@@ -216,6 +229,7 @@ function Header({ run, overview, apiPath, openPalette, openHelp }) {
         t.span({ class: 'long' }, 'Search ranks, steps, errors'),
         t.kbd(null, 'Ctrl K'),
       ),
+      t.button({ type: 'button', class: 'button small', onClick: openViews }, 'Views'),
       t.a({ class: 'button small', href: 'alerts' }, 'Alerts'),
       run ? null : t.a({ class: 'button small', href: 'fleet' }, 'Fleet'),
       run ? null : t.a({ class: 'button small', href: 'preflight' }, 'Preflight'),

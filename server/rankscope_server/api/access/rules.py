@@ -156,9 +156,11 @@ RULES: dict[str, Rule] = {
     "POST /api/v1/alerts/deliveries/{id}/send": replace(OPERATE_ALL, deed="send alert again"),
     "POST /api/v1/alerts/{id}/close": replace(OPERATE_ALL, deed="close alert"),
     f"GET {_RUN}/logs/{{id}}/context": READ,
-    "GET /api/v1/searches": READ,
-    "POST /api/v1/searches": READ,
-    "DELETE /api/v1/searches/{id}": READ,
+    **{
+        f"{way} /api/v1/{what}{one}": READ
+        for what in ("searches", "views")
+        for way, one in (("GET", ""), ("POST", ""), ("DELETE", "/{id}"))
+    },
     f"GET {_RUN}/advice": READ,
     f"GET {_RUN}/advice/history": READ,
     f"POST {_RUN}/advice/reports": replace(OPERATE, deed="report what was done"),

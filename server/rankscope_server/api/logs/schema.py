@@ -89,18 +89,3 @@ class SearchAnswer(Schema, frozen=True):
     runs: list[FoundRun]
     next_cursor: str | None
     searched_to_ms: float | None
-
-
-class SavedSearch(Schema, frozen=True):
-    """A search that a person keeps."""
-
-    id: int
-    name: str
-    q: str
-    created_ms: float
-
-
-class SavedSearches(Schema, frozen=True):
-    """All searches that are kept, by name."""
-
-    searches: list[SavedSearch]

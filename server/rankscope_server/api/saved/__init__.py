@@ -1,0 +1,1 @@
+"""Searches and views that are kept under a name."""
