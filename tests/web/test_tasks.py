@@ -32,6 +32,7 @@ ANSWERS = {
     "Which findings": ("#verdict", rf"Rank {SLOW_RANK}"),
     "What did rank 3 log": ("#verdict", r"[\d,]+ of [\d,]+ lines match"),
     "Which warnings": ("#verdict", r"[\d,]+ of [\d,]+ lines match"),
+    "What numbers did": (".columnheads", r"epoch"),
     "Does a rank wait": ("#verdict", r"No rank waited for another"),
     "Does a rank or a node": ("#verdict", r"No rank, GPU or node stands apart"),
     "Which collective": ("main", r"all_reduce"),
@@ -51,7 +52,8 @@ ANSWERS = {
     "How do I paste": ("[aria-live=polite] >> nth=0", r"Markdown copied"),
     "How do I come back": ("[aria-live=polite] >> nth=0", r"Saved as mine"),
 }  # fmt: skip
-FLOATS = {"x": "[role=menu]", "v": "dialog input[type=text]"}  # what these keys bring
+# What these keys bring, which the next one needs.
+FLOATS = {"x": "[role=menu]", "v": "dialog input[type=text]", "c": ".fields button:focus"}
 
 
 class Task(NamedTuple):

@@ -3,17 +3,20 @@
 import { useEffect, useState } from 'preact/hooks';
 import { useApi } from '../api.js';
 import { count, deviation, duration, percent, timeOfDay } from '../format.js';
+import { Icon } from '../parts/bits.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { timeAt } from './paint.js';
 import { isNeutral, MISSING, rankOf, ratioOf, referenceWords, stepAt, usualOf, xOf } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
+/** @typedef {import('../../types/api.js').ErrorGroup} ErrorGroup */
 /** @typedef {import('./scene.js').Band} Band */
 /** @typedef {{band: Band, step: number, x: number}} Spot */
 /** @typedef {{map: MapData, lanes: import('./paint.js').Lanes, plan: import('./scene.js').Layout, width: number}} View */
 
 const NAMED = 8; // ranks of a lane in its tip
+const MARKED = 64; // ranks of a kind of error
 
 /** What a spot holds, in numbers. @param {View} view @param {Spot} spot */
 export function readSpot({ map, lanes }, { band, step }) {
@@ -96,6 +99,31 @@ export function moveSpot(key, shift, { here, step, map, lanesOnly }) {
 export function bandOf({ map, plan }, rank) {
   const pinned = plan.bands.find((band) => band.kind === 'pin' && map.pinned[band.index].rank === rank);
   return pinned ?? plan.bands.find((band) => band.kind === 'row' && map.rows[band.index].ranks.includes(rank)) ?? null;
+}
+
+/** Marks of errors on the lanes of their ranks, in the step in which each rank met its first of a kind.
+ * @param {{view: View, errors: ErrorGroup[]}} props */
+export function ErrorMarks({ view, errors }) {
+  const { map, width } = view;
+  const marks = errors
+    .filter(({ step }) => step >= map.step_lo && step <= map.step_hi)
+    .flatMap((group) => group.ranks.slice(0, MARKED).map((rank) => ({ group, rank, band: bandOf(view, rank) })));
+  return marks.map(({ group, rank, band }) =>
+    band
+      ? t.span(
+          {
+            key: `${group.id} ${rank}`,
+            class: 'errormark',
+            'data-rank': String(rank),
+            'data-step': String(group.step),
+            'aria-hidden': 'true',
+            title: `${group.type} on rank ${rank}, step ${count(group.step)}: ${group.message}`,
+            style: { left: `${xOf(map, group.step, width)}px`, top: `${band.y + band.height / 2}px` },
+          },
+          el(Icon, { name: group.role === 'initiating' ? 'critical' : 'warning', size: 11 }),
+        )
+      : null,
+  );
 }
 
 /** A box around the pinned cell, or around the lane where only a rank is selected. @param {{view: View, rank: number, step: number | null}} props */

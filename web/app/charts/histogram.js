@@ -1,18 +1,57 @@
 /** Lines per level over time. Errors stand at the bottom and never shrink below two pixels. */
 
 import { useRef, useState } from 'preact/hooks';
-import { count, timeOfDay } from '../format.js';
+import { count, plural, rankWords, timeOfDay } from '../format.js';
+import { Icon, useWidth } from '../parts/bits.js';
 import { setQuery } from '../router.js';
-import { t } from '../tags.js';
-import { stack, TONE } from './histogram-maths.js';
+import { el, t } from '../tags.js';
+import { marksOf, stack, TONE } from './histogram-maths.js';
 
 /** @typedef {import('../../types/api.js').LogHistogram} LogHistogram */
+/** @typedef {import('../../types/api.js').ErrorGroup} ErrorGroup */
 
 const HEIGHT = 44;
 
-/** @param {{data: LogHistogram}} props */
-export function Histogram({ data }) {
+const MARK = 24; // pixels: a target that can be met
+const AROUND_MS = 10_000;
+
+/** What a mark stands for. @param {ErrorGroup[]} groups */
+function markWords(groups) {
+  const [first] = groups;
+  const more = groups.length > 1 ? ` and ${plural(groups.length - 1, 'other kind')} of error` : '';
+  return `${timeOfDay(first.first_ms)}: ${first.type} on ${rankWords(first.ranks)}${more}`;
+}
+
+/** Where each kind of error began; a press shows the lines around it. @param {{data: LogHistogram, errors: ErrorGroup[], width: number}} props */
+function ErrorMarks({ data, errors, width }) {
+  const marks = marksOf(errors, data, width, MARK);
+  if (marks.length === 0) return null;
+  return t.ul(
+    { class: 'errormarks', 'aria-label': 'Errors' },
+    marks.map(({ x, groups }) => {
+      const at = groups[0].first_ms;
+      const text = markWords(groups);
+      return t.li(
+        { key: at, style: { left: `${Math.max(0, Math.min(width - MARK, x - MARK / 2))}px` } },
+        t.button(
+          {
+            type: 'button',
+            class: 'iconbutton',
+            title: text,
+            'aria-label': text,
+            onClick: () => setQuery({ from: Math.round(at - AROUND_MS), to: Math.round(at + AROUND_MS), line: null }),
+          },
+          el(Icon, { name: groups.some((one) => one.role === 'initiating') ? 'critical' : 'warning', size: 11 }),
+        ),
+      );
+    }),
+  );
+}
+
+/** @param {{data: LogHistogram, errors?: ErrorGroup[]}} props */
+export function Histogram({ data, errors = [] }) {
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const width = useWidth(box);
   const [drag, setDrag] = useState(/** @type {[number, number] | null} */ (null));
   const slices = Math.max(0, ...Object.values(data.levels).map((counts) => counts.length));
   const totals = Array.from({ length: slices }, (_, i) =>
@@ -29,6 +68,7 @@ export function Histogram({ data }) {
   );
   return t.div(
     { class: 'histogram' },
+    el(ErrorMarks, { data, errors, width }),
     t.div(
       {
         class: 'histbars',

@@ -3,13 +3,23 @@
 import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { count, deviation } from '../format.js';
+import { count, deviation, plural } from '../format.js';
 import { announce, theme } from '../page.js';
 import { Problem, Skeleton, useHeld, useWidth } from '../parts/bits.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { readCell, readRange, readRank, runPath, withQuery, writeCell } from '../url.js';
-import { bandOf, Cursor, levelWords, moveSpot, placeWords, readSpot, Selection, worstWords } from './cursor.js';
+import {
+  bandOf,
+  Cursor,
+  ErrorMarks,
+  levelWords,
+  moveSpot,
+  placeWords,
+  readSpot,
+  Selection,
+  worstWords,
+} from './cursor.js';
 import { paint, tokens } from './paint.js';
 import {
   bandAt,
@@ -32,6 +42,7 @@ import {
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 /** @typedef {import('../../types/api.js').Throughput} Throughput */
+/** @typedef {import('../../types/api.js').Errors} Errors */
 /** @typedef {import('./scene.js').Band} Band */
 /** @typedef {import('./scene.js').Layout} Layout */
 /** @typedef {import('./paint.js').Lanes} Lanes */
@@ -57,8 +68,8 @@ export function mapPaths(run, { metric, order, width, maxHeight, steps }) {
   };
 }
 
-/** @param {{run: string, topic: string | null, maxHeight: number, ranks: number, metric?: string, onData?: (map: MapData) => void}} props */
-export function RankMap({ run, topic, maxHeight, ranks, metric, onData }) {
+/** @param {{run: string, topic: string | null, maxHeight: number, ranks: number, metric?: string, errors?: number, onData?: (map: MapData) => void}} props */
+export function RankMap({ run, topic, maxHeight, ranks, metric, errors = 0, onData }) {
   const frame = useRef(/** @type {HTMLDivElement | null} */ (null));
   const plot = useRef(/** @type {HTMLDivElement | null} */ (null));
   const width = useWidth(plot);
@@ -66,6 +77,9 @@ export function RankMap({ run, topic, maxHeight, ranks, metric, onData }) {
   const order = query.value.order;
   const paths = mapPaths(run, { metric, order, width, maxHeight, steps });
   const answer = useApi(width ? paths.map : null, { topic, on: ['steps', 'ranks', 'verdict', 'findings'] });
+  const found = /** @type {import('../api.js').Answer<Errors>} */ (
+    useApi(errors > 0 ? runPath(run, 'errors') : null, { topic, on: ['logs'] })
+  );
   const strip = useApi(width ? paths.strip : null, { topic, on: ['steps', 'verdict'] });
   const identity = `${run} ${metric} ${order} ${query.value.steps ?? ''} ${width}`;
   const both = useMemo(
@@ -103,7 +117,10 @@ export function RankMap({ run, topic, maxHeight, ranks, metric, onData }) {
     plan && map ? el(Gutter, { map, plan, lanes: /** @type {Lanes} */ (lanes), run }) : t.div({ class: 'gutter' }),
     t.div(
       { class: 'plotframe' },
-      t.div({ class: 'plot', ref: plot }, view ? el(Plot, { run, view, strip: shown?.strip ?? null }) : null),
+      t.div(
+        { class: 'plot', ref: plot },
+        view ? el(Plot, { run, view, strip: shown?.strip ?? null, errors: found.data?.groups ?? [] }) : null,
+      ),
       !map && answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the map' }) : null,
       !map && !answer.error ? el(Skeleton, { height: expected, waitsFor: 'the map' }) : null,
       map && map.columns === 0 ? t.p({ class: 'note padded' }, map.text) : null,
@@ -239,8 +256,8 @@ function groupNames(groups, every) {
   return names;
 }
 
-/** @param {{run: string, view: View, strip: Throughput | null}} props */
-function Plot({ run, view, strip }) {
+/** @param {{run: string, view: View, strip: Throughput | null, errors: Errors['groups']}} props */
+function Plot({ run, view, strip, errors }) {
   const { map, plan, width } = view;
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const region = useRef(/** @type {HTMLDivElement | null} */ (null));
@@ -357,7 +374,7 @@ function Plot({ run, view, strip }) {
       ref: region,
       role: 'application',
       tabIndex: 0,
-      'aria-label': `Map of ${count(map.world_size)} ranks by steps ${count(map.step_lo)} to ${count(map.step_hi)}. ${map.text} Arrow keys move a cell, Space pins it, Enter opens the step, plus and minus zoom, t shows a table.`,
+      'aria-label': `Map of ${count(map.world_size)} ranks by steps ${count(map.step_lo)} to ${count(map.step_hi)}. ${map.text} ${errors.length > 0 ? `${plural(errors.length, 'kind')} of errors marked. ` : ''}Arrow keys move a cell, Space pins it, Enter opens the step, plus and minus zoom, t shows a table.`,
       style: { height: `${plan.height}px` },
       onPointerMove: (event) => {
         const to = spotAt(event);
@@ -370,6 +387,7 @@ function Plot({ run, view, strip }) {
       onBlur: () => move(null),
     },
     t.canvas({ ref: canvas, 'aria-hidden': 'true', style: { width: `${width}px`, height: `${plan.height}px` } }),
+    el(ErrorMarks, { view, errors }),
     rank === null ? null : el(Selection, { view, rank, step: selected?.step ?? null }),
     el(Cursor, { view, spot, brush, run }),
   );

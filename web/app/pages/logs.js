@@ -1,25 +1,28 @@
 /** Logs: the level histogram and facets over all lines, then the lines; search runs on the server. */
 
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useMemo, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { Histogram } from '../charts/histogram.js';
 import { count, dateTime, plural } from '../format.js';
 import { useKeys } from '../keys.js';
-import { setTitle } from '../page.js';
+import { announce, setTitle } from '../page.js';
 import { Command, Empty, Problem, Skeleton } from '../parts/bits.js';
 import { VirtualList } from '../parts/list.js';
-import { Filters, LogLineRow, LogPanel } from '../parts/logline.js';
+import { fieldNames, readColumns, writeColumns } from '../parts/logfields.js';
+import { ColumnHeads, Filters, LogLineRow, LogPanel, stepHref } from '../parts/logline.js';
 import { useLogLines } from '../parts/loglines.js';
 import { SearchBox } from '../parts/searchbox.js';
-import { query, setQuery } from '../router.js';
+import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 
 /** @typedef {import('../../types/api.js').Logs} Logs */
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
+/** @typedef {import('../../types/api.js').Errors} Errors */
 
 const ROW = 20;
 const FACET_SHOWN = 8;
+const LOOKED_AT = 500; // of the newest lines, for the fields that they have
 /** @type {[string, number][]} */
 const SPANS = [
   ['last minute', 60_000],
@@ -42,9 +45,13 @@ export function Page({ run, topic, overview, ended }) {
   const summary = /** @type {import('../api.js').Answer<Logs>} */ (
     useApi(withQuery(base, { limit: 1 }), { topic: live ? topic : null, on: ['logs'] })
   );
+  const errors = /** @type {import('../api.js').Answer<Errors>} */ (
+    useApi(runPath(run, 'errors'), { topic: live ? topic : null, on: ['logs'] })
+  );
   const held = useLogLines(base, { topic, live });
   const [following, setFollowing] = useState(true);
   const [active, setActive] = useState(-1);
+  const [choosing, setChoosing] = useState(false);
   const open = held.lines.findIndex((line) => String(line.id) === now.line);
   const all = overview.data?.counts.log_lines ?? null;
   const total = summary.data?.total ?? held.total;
@@ -60,15 +67,35 @@ export function Page({ run, topic, overview, ended }) {
   useEffect(() => {
     if (following) held.seen();
   }, [following, held.fresh]);
+  const columns = readColumns(now.cols);
+  const names = useMemo(() => fieldNames(held.lines.slice(-LOOKED_AT)), [held.lines]);
+  const toggle = (/** @type {string} */ name) =>
+    setQuery(
+      { cols: writeColumns(columns.includes(name) ? columns.filter((one) => one !== name) : [...columns, name]) },
+      { replace: true },
+    );
+  useEffect(() => {
+    if (!choosing || !summary.data || held.pending) return; // the key may come before the lines
+    setChoosing(false);
+    focusColumns();
+  }, [choosing, summary.data, held.pending]);
   useKeys(
     [
+      { keys: 's', text: 'Open the step of the line', run: () => openStep(held.lines[active >= 0 ? active : open]) },
+      { keys: 'c', text: 'Choose fields as columns', run: () => setChoosing(true) },
       { keys: 'j', text: 'Next line', where: 'in the list' },
       { keys: 'k', text: 'Previous line', where: 'in the list' },
       { keys: 'Enter', text: 'Open the whole line', where: 'in the list' },
       { keys: 'Escape', text: 'Close the line', run: () => setQuery({ line: null }) },
     ],
-    [],
+    [active, open, held.lines],
   );
+  /** @param {LogRow | undefined} row */
+  function openStep(row) {
+    const to = row ? stepHref(row, run) : null;
+    if (to) go(to);
+    else announce(row ? 'No step is known of this line' : 'Choose a line first');
+  }
   function show(/** @type {number} */ index) {
     setActive(index);
     setFollowing(false);
@@ -88,7 +115,9 @@ export function Page({ run, topic, overview, ended }) {
       ),
       t.a({ class: 'button small', href: csvHref(base) }, 'CSV'),
     ),
-    summary.data?.histogram ? el(Histogram, { data: summary.data.histogram }) : t.div({ class: 'histogram blank' }),
+    summary.data?.histogram
+      ? el(Histogram, { data: summary.data.histogram, errors: errors.data?.groups })
+      : t.div({ class: 'histogram blank' }),
     t.div(
       { class: 'logtools' },
       el(Filters, { total }),
@@ -101,7 +130,7 @@ export function Page({ run, topic, overview, ended }) {
     ),
     t.div(
       { class: line ? 'logbody withpanel' : 'logbody' },
-      el(Facets, { data: summary.data }),
+      el(Facets, { data: summary.data, names, columns, toggle }),
       t.div(
         { class: 'loglist card' },
         held.error && !mistake
@@ -113,12 +142,13 @@ export function Page({ run, topic, overview, ended }) {
             ? el(Searching, { to: held.searchedTo })
             : el(NoLines, { all, now, suggestion: held.suggestion })
           : null,
+        held.lines.length > 0 ? el(ColumnHeads, { columns, drop: toggle }) : null,
         held.lines.length > 0 && !mistake
           ? el(VirtualList, {
               items: held.lines,
               row: ROW,
               keyOf: (/** @type {LogRow} */ one) => one.id,
-              draw: LogLineRow,
+              draw: (/** @type {LogRow} */ one) => LogLineRow(one, columns, run),
               label: 'Log lines, oldest first',
               follow: following,
               onFollow: setFollowing,
@@ -183,8 +213,16 @@ function Spans() {
   );
 }
 
-/** How many lines each value would give. @param {{data: Logs | null}} props */
-function Facets({ data }) {
+/** To the first of the fields that can be columns. */
+function focusColumns() {
+  const first = document.querySelector('.facet.fields button');
+  if (first instanceof HTMLElement) first.focus();
+  else announce('These lines have no fields');
+}
+
+/** How many lines each value would give, and the fields that can be columns.
+ * @param {{data: Logs | null, names: [string, number][], columns: string[], toggle: (name: string) => void}} props */
+function Facets({ data, names, columns, toggle }) {
   if (!data) return t.div({ class: 'facets' });
   /** @type {[string, [string | number, number][]][]} */
   const groups = [
@@ -198,6 +236,30 @@ function Facets({ data }) {
     { class: 'facets', 'aria-label': 'Filters' },
     groups.map(([name, values]) =>
       values.length > 0 ? el(Facet, { key: name, name, values, isAtLeast: data.is_at_least }) : null,
+    ),
+    names.length + columns.length > 0 ? el(Fields, { names, columns, toggle }) : null,
+  );
+}
+
+/** @param {{names: [string, number][], columns: string[], toggle: (name: string) => void}} props */
+function Fields({ names, columns, toggle }) {
+  const gone = columns.filter((name) => !names.some(([one]) => one === name));
+  return t.div(
+    { class: 'facet fields', role: 'group', 'aria-label': 'Fields as columns' },
+    t.p({ class: 'sidetitle' }, 'Fields as columns'),
+    [...gone.map((name) => /** @type {[string, number]} */ ([name, 0])), ...names].map(([name, lines]) =>
+      t.button(
+        {
+          key: name,
+          type: 'button',
+          class: 'facetvalue',
+          'aria-pressed': columns.includes(name),
+          title: `${name}: in ${plural(lines, 'line')} of the newest ${LOOKED_AT}`,
+          onClick: () => toggle(name),
+        },
+        t.span(null, name),
+        t.span({ class: 'faint' }, count(lines)),
+      ),
     ),
   );
 }

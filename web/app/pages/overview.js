@@ -52,7 +52,7 @@ export function Page({ run, overview, topic, ended }) {
         })
       : null,
     data.numbers.length > 0 ? el(Numbers, { numbers: data.numbers.slice(0, 3) }) : null,
-    el(MapCard, { run, topic, maxHeight: 236, ranks: data.run.world_size ?? 0 }),
+    el(MapCard, { run, topic, maxHeight: 236, ranks: data.run.world_size ?? 0, errors: data.counts.errors }),
     t.div(
       { class: 'pair' },
       el(BudgetCard, { run, topic }),
@@ -174,8 +174,8 @@ function nextOrder() {
   announce(`Ranks of the map: ${title.toLowerCase()}`);
 }
 
-/** The map in its card, with its legend and its table twin. @param {{run: string, topic: string | null, maxHeight: number, ranks: number, metric?: string, tools?: import('../tags.js').Children}} props */
-export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
+/** The map in its card, with its legend and its table twin. @param {{run: string, topic: string | null, maxHeight: number, ranks: number, metric?: string, errors?: number, tools?: import('../tags.js').Children}} props */
+export function MapCard({ run, topic, maxHeight, ranks, metric, errors, tools }) {
   const [map, setMap] = useState(/** @type {MapData | null} */ (null));
   const [table, setTable] = useState(false);
   const range = readRange(query.value.steps);
@@ -225,7 +225,7 @@ export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
     },
     t.div(
       { hidden: table },
-      el(Guard, { what: 'The map' }, el(RankMap, { run, topic, maxHeight, ranks, metric, onData: setMap })),
+      el(Guard, { what: 'The map' }, el(RankMap, { run, topic, maxHeight, ranks, metric, errors, onData: setMap })),
     ),
     table && map
       ? el(Lazy, { load: () => import('../charts/maptable.js'), pick: 'MapTable', props: { map, run } })

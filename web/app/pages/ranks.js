@@ -48,6 +48,7 @@ export function Page({ run, topic, overview, ended }) {
       maxHeight: 480,
       ranks: overview.data?.run.world_size ?? 0,
       metric,
+      errors: overview.data?.counts.errors,
       tools: t.select(
         {
           key: 'm',

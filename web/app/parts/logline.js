@@ -2,12 +2,13 @@
 
 import { TONE } from '../charts/histogram-maths.js';
 import { dateTime, exactTime, firstLine, rankWords, words } from '../format.js';
-import { query, setQuery } from '../router.js';
+import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { spans } from './ansi.js';
 import { Around } from './around.js';
 import { CopyButton, Icon } from './bits.js';
+import { fieldsOf } from './logfields.js';
 
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
 
@@ -24,15 +25,67 @@ function author(line) {
   return line.rank >= 0 ? `rank ${line.rank}` : 'node';
 }
 
-/** @param {LogRow} line */
-export function LogLineRow(line) {
+/** Where a line's rank was in its step; null where no step is known. @param {LogRow} line @param {string} run */
+export function stepHref(line, run) {
+  if (!line.step) return null;
+  const sel = line.rank >= 0 ? `${line.rank}@${line.step}` : null;
+  return withQuery(runPath(run, 'steps', String(line.step)), { sel });
+}
+
+/** The names above the columns that were chosen. @param {{columns: string[], drop: (name: string) => void}} props */
+export function ColumnHeads({ columns, drop }) {
+  if (columns.length === 0) return null;
+  return t.div(
+    { class: 'columnheads' },
+    ['time', 'level', 'rank', 'step', 'logger'].map((name) => t.span({ key: name, class: `l-${name}` }, name)),
+    columns.map((name) =>
+      t.button(
+        {
+          key: `f ${name}`,
+          type: 'button',
+          class: 'l-field',
+          title: name,
+          'aria-label': `Drop the column ${name}`,
+          onClick: () => drop(name),
+        },
+        t.span(null, name),
+        el(Icon, { name: 'cross', size: 8 }),
+      ),
+    ),
+    t.span({ class: 'l-text' }, 'message'),
+  );
+}
+
+/** @param {LogRow} line @param {string[]} columns fields that stand before the message @param {string} run */
+export function LogLineRow(line, columns, run) {
   const [first, more] = firstLine(line.message);
   const tone = TONE[line.level] ?? 'plain';
+  const to = stepHref(line, run);
+  const fields = fieldsOf(line);
   return [
     t.span({ class: 'l-time', key: 't' }, exactTime(line.time_ms)),
     t.span({ class: `l-level is-${tone}`, key: 'l' }, line.level === 'WARNING' ? 'WARN' : line.level),
     t.span({ class: 'l-rank', key: 'r', title: rankWords(line.ranks) }, author(line)),
+    t.span(
+      {
+        class: 'l-step',
+        key: 's',
+        title: to ? 'Open this step (s)' : '',
+        onClick: (event) => {
+          if (!to) return;
+          event.stopPropagation();
+          go(to);
+        },
+      },
+      to ? `step ${line.step}` : '',
+    ),
     t.span({ class: 'l-logger', key: 'g', title: line.logger }, line.logger || line.stream),
+    columns.map((name) =>
+      t.span(
+        { class: 'l-field', key: `f ${name}`, title: `${name}: ${fields[name] ?? 'not in this line'}` },
+        fields[name] ?? '–',
+      ),
+    ),
     t.span({ class: `l-text is-${tone}`, key: 'm' }, coloured(first)),
     more > 0 ? t.span({ class: 'l-more', key: 'n' }, `+${more} ${more === 1 ? 'line' : 'lines'}`) : null,
     line.count > 1 ? t.span({ class: 'l-more', key: 'c' }, `×${line.count}`) : null,
@@ -82,6 +135,7 @@ export function LogPanel({ line, run, close, step }) {
       rank === null
         ? null
         : t.a({ class: 'button', href: withQuery(runPath(run, 'ranks', String(rank)), {}) }, `Open rank ${rank}`),
+      stepHref(line, run) ? t.a({ class: 'button', href: stepHref(line, run) ?? '' }, `Open step ${line.step}`) : null,
       rank !== null && line.step
         ? t.a(
             { class: 'button', href: withQuery(runPath(run, 'ranks'), { sel: `${rank}@${line.step}` }) },
@@ -102,7 +156,7 @@ export function LogPanel({ line, run, close, step }) {
       fact('Stream', line.stream),
       line.step ? fact('Step', line.step.toLocaleString('en-US')) : null,
       fact('Attempt', String(line.attempt)),
-      Object.entries(line.fields).map(([name, value]) => fact(words(name), value)),
+      Object.entries(fieldsOf(line)).map(([name, value]) => fact(words(name), value)),
     ),
   );
 }

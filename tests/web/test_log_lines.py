@@ -1,0 +1,152 @@
+"""Lines of logs beside their fields, their step, and the errors of the run."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from playwright.sync_api import expect
+
+from rankscope.wire import schema, zstd
+from tests.server.seed import post_body
+from tests.web.accessibility import violations
+from tests.web.conftest import CRASH, Site, Watched
+
+pytestmark = pytest.mark.browser
+RUN = "json-lines"
+RANKS, STEPS = 64, 20
+START_NS = 1_790_000_000 * 10**9
+
+
+@pytest.fixture(scope="module")
+def sent(site: Site) -> str:
+    """Send lines: of rank 0 one JSON object a step, of another one an `extra`, one of all alike."""
+    records = [
+        schema.LogLine(
+            attempt=0, rank=0, time_ns=START_NS + step * 10**9, level=20, step=step, logger="train",
+            message=json.dumps({"loss": 4 - step / 10, "optimizer": {"lr": 0.001}, "note": "a, b"}),
+        )
+        for step in range(1, STEPS + 1)
+    ]  # fmt: skip
+    records += [
+        schema.LogLine(
+            attempt=0, rank=1, time_ns=START_NS + 21 * 10**9, level=20, step=0, logger="save",
+            message="checkpoint written", fields={"seconds": "3.5"},
+        )
+    ]  # fmt: skip
+    records += [
+        schema.LogLine(
+            attempt=0, rank=rank, time_ns=START_NS + 22 * 10**9 + rank, level=30, step=7,
+            message="low on memory", logger="memory",
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    body = {
+        "schema_version": schema.SCHEMA_VERSION, "run_id": RUN, "producer": "p", "sequence": 1,
+        "host": "node-a", "sent_ns": time.time_ns(), "records": records, "chunks": [],
+    }  # fmt: skip
+    post_body(site.url, zstd.pack(msgspec.msgpack.encode(body), 3), "")
+    return f"runs/{RUN}/logs"
+
+
+def test_fields_are_columns_and_stay_in_the_address(
+    open_page: Callable[..., Watched], sent: str
+) -> None:
+    watched = open_page(sent)
+    page = watched.page
+    rows = page.locator(".vrow")
+    rows.first.wait_for()
+    page.keyboard.press("c")  # the field of most lines stands first; Tab leads to the others
+    fields = page.get_by_role("group", name="Fields as columns")
+    expect(fields.get_by_role("button").first).to_be_focused()
+    fields.get_by_role("button", name="loss").press("Enter")
+    fields.get_by_role("button", name="optimizer.lr").press("Enter")
+    heads = page.locator(".columnheads")
+    expect(heads.get_by_role("button", name="Drop the column loss")).to_be_visible()
+    row = rows.filter(has_text="step 12")
+    assert row.locator(".l-field").all_inner_texts() == ["2.8", "0.001"]
+    saved = rows.filter(has_text="checkpoint written")
+    assert saved.locator(".l-field").all_inner_texts() == ["\u2013", "\u2013"], (
+        "not known is not zero"
+    )
+    assert page.url.endswith("?cols=loss,optimizer.lr")
+    assert violations(page) == []
+
+    page.reload()
+    watched.settled()
+    assert row.locator(".l-field").all_inner_texts() == ["2.8", "0.001"]
+    heads.get_by_role("button", name="Drop the column loss").click()
+    expect(row.locator(".l-field")).to_have_count(1)
+    row.click()
+    panel = page.get_by_role("complementary", name="The whole line")
+    expect(panel.locator("dl")).to_contain_text("a, b")
+    watched.check()
+
+
+def test_a_line_of_all_ranks_is_one_and_leads_to_its_step(
+    open_page: Callable[..., Watched], sent: str
+) -> None:
+    watched = open_page(f"{sent}?level=WARNING")
+    page = watched.page
+    row = page.locator(".vrow")
+    expect(row).to_have_count(1)
+    expect(row.locator(".l-rank")).to_have_text(f"{RANKS} ranks")
+    expect(row).to_contain_text(f"\u00d7{RANKS}")
+    row.click()
+    page.keyboard.press("s")
+    page.wait_for_url(re.compile(rf"/runs/{RUN}/steps/7\?sel=\d+@7$"))
+    page.go_back()
+    row.locator(".l-step").click()
+    page.wait_for_url(re.compile(rf"/runs/{RUN}/steps/7\?sel=\d+@7$"))
+
+
+def test_errors_are_marked_over_the_histogram(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page(f"runs/{CRASH}/logs")
+    page = watched.page
+    first = site.ask(f"runs/{CRASH}/errors")["groups"][0]
+    assert first["role"] == "initiating"
+    marks = page.get_by_role("list", name="Errors").get_by_role("button")
+    mark = marks.filter(has=page.locator(".is-critical")).first
+    expect(mark).to_have_attribute("title", re.compile(rf"{first['type']} on rank"))
+    bars = page.locator(".histbars").bounding_box()
+    box = mark.bounding_box()
+    span = site.ask(f"runs/{CRASH}/logs?limit=1")["histogram"]
+    share = (first["first_ms"] - span["from_ms"]) / (span["to_ms"] - span["from_ms"])
+    assert abs(box["x"] + box["width"] / 2 - (bars["x"] + share * bars["width"])) <= 13
+    assert violations(page) == []
+    mark.click()
+    page.get_by_role("button", name="Drop the filter time").wait_for()
+    expect(
+        page.locator(".vrow.active, .vrow", has_text=first["message"][:20]).first
+    ).to_be_visible()
+    watched.check()
+
+
+@pytest.mark.parametrize("path", [f"runs/{CRASH}/ranks", f"runs/{CRASH}"])
+def test_errors_are_marked_on_the_map_where_they_happened(
+    site: Site, open_page: Callable[..., Watched], path: str
+) -> None:
+    watched = open_page(path)
+    page = watched.page
+    groups = site.ask(f"runs/{CRASH}/errors")["groups"]
+    wanted = {(str(rank), str(one["step"])) for one in groups for rank in one["ranks"]}
+    marks = page.locator(".rankmap .errormark")
+    expect(marks).to_have_count(sum(len(one["ranks"]) for one in groups))
+    found = [
+        (one.get_attribute("data-rank"), one.get_attribute("data-step")) for one in marks.all()
+    ]
+    assert set(found) == wanted
+    first = groups[0]
+    mark = page.locator(f".errormark[data-rank='{first['ranks'][0]}']").first.bounding_box()
+    lane = page.locator(".gutter .lanename", has_text=f"Rank {first['ranks'][0]}").last
+    box = lane.bounding_box()
+    assert box["y"] <= mark["y"] + mark["height"] / 2 <= box["y"] + box["height"]
+    plot = page.locator(".plotregion")
+    assert "kinds of errors marked" in plot.get_attribute("aria-label")
+    watched.check()
