@@ -104,6 +104,26 @@ def test_a_line_of_all_ranks_is_one_and_leads_to_its_step(
     page.wait_for_url(re.compile(rf"/runs/{RUN}/steps/7\?sel=\d+@7$"))
 
 
+def test_lines_are_copied_as_they_stand_there_and_all_as_csv(
+    open_page: Callable[..., Watched], sent: str
+) -> None:
+    watched = open_page(f"{sent}?level=WARNING")
+    page = watched.page
+    watched.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(".vrow").first.wait_for()
+    page.keyboard.press("x")
+    page.get_by_role("menu").wait_for()
+    page.keyboard.press("m")
+    page.get_by_text("Markdown copied").first.wait_for()
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert re.search(rf"```text\n[\d:.]+  WARN  {RANKS} ranks  step 7  .*low on memory", text)
+    with page.expect_download() as download:
+        page.keyboard.press("C")
+    assert download.value.suggested_filename == f"{RUN}-64-of-85-lines-match.csv"
+    assert "low on memory" in download.value.path().read_text()
+    watched.check()
+
+
 def test_errors_are_marked_over_the_histogram(
     site: Site, open_page: Callable[..., Watched]
 ) -> None:

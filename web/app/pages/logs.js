@@ -6,7 +6,7 @@ import { Histogram } from '../charts/histogram.js';
 import { count, dateTime, plural } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle } from '../page.js';
-import { Command, Empty, Problem, Skeleton } from '../parts/bits.js';
+import { Command, Empty, Problem, Share, Skeleton } from '../parts/bits.js';
 import { VirtualList } from '../parts/list.js';
 import { fieldNames, readColumns, writeColumns } from '../parts/logfields.js';
 import { ColumnHeads, Filters, LogLineRow, LogPanel, stepHref } from '../parts/logline.js';
@@ -103,7 +103,7 @@ export function Page({ run, topic, overview, ended }) {
   }
   const line = open >= 0 ? held.lines[open] : null;
   return t.div(
-    { class: 'logs' },
+    { class: 'logs', 'data-api': base },
     t.header(
       { class: 'pagehead' },
       t.h1({ id: 'verdict' }, sentence),
@@ -114,6 +114,7 @@ export function Page({ run, topic, overview, ended }) {
         'All runs',
       ),
       t.a({ class: 'button small', href: csvHref(base) }, 'CSV'),
+      el(Share, { titleId: 'verdict', of: '.logs' }),
     ),
     summary.data?.histogram
       ? el(Histogram, { data: summary.data.histogram, errors: errors.data?.groups })

@@ -57,8 +57,8 @@ export function Card(props) {
   );
 }
 
-/** The button of a panel's menu, which loads when it is first wanted. @param {{titleId: string}} props */
-function Share({ titleId }) {
+/** The button of a panel's menu, which loads when it is first wanted. @param {{titleId: string, of?: string}} props `of`: what is shared */
+export function Share({ titleId, of = '.card' }) {
   const button = useRef(/** @type {HTMLButtonElement | null} */ (null));
   const [menu, setMenu] = useState(/** @type {{made: typeof import('./share.js').ShareMenu} | null} */ (null));
   const close = () => {
@@ -83,7 +83,7 @@ function Share({ titleId }) {
       el(Icon, { name: 'share', size: 14 }),
     ),
     menu && button.current
-      ? el(menu.made, { panel: /** @type {HTMLElement} */ (button.current.closest('.card')), close })
+      ? el(menu.made, { panel: /** @type {HTMLElement} */ (button.current.closest(of)), close })
       : null,
   );
 }

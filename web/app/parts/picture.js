@@ -16,8 +16,13 @@ function rulesOf(rules) {
   );
 }
 
-/** What canvases and fields show is not in their elements: put it there. @param {HTMLElement} from @param {HTMLElement} copy */
+/** What canvases and fields show, and how far a box is scrolled, is not in their elements: put it there. @param {HTMLElement} from @param {HTMLElement} copy */
 function carryOver(from, copy) {
+  const boxes = [...copy.querySelectorAll('*')];
+  [...from.querySelectorAll('*')].forEach((one, i) => {
+    const content = boxes[i].firstElementChild;
+    if (one.scrollTop > 0 && content instanceof HTMLElement) content.style.marginTop = `${-one.scrollTop}px`;
+  });
   const copies = copy.querySelectorAll('canvas, select');
   from.querySelectorAll('canvas, select').forEach((one, i) => {
     if (one instanceof HTMLSelectElement) {

@@ -1,6 +1,6 @@
 /** The menu of a panel: its link, its tables as Markdown or CSV, the API's own answer, a picture of it. */
 
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { ask } from '../api.js';
 import { announce, copy } from '../page.js';
 import { place, root } from '../router.js';
@@ -19,7 +19,7 @@ function shownText(element) {
 
 /** @param {HTMLElement} panel */
 function titleOf(panel) {
-  const title = panel.querySelector('h2');
+  const title = panel.querySelector('h1, h2');
   return title ? shownText(title) : document.title;
 }
 
@@ -36,6 +36,18 @@ function tablesOf(panel) {
   return [...panel.querySelectorAll('table')].filter((table) => table.checkVisibility());
 }
 
+/** The lines of a list that are on the screen. @param {Element} list */
+function linesOf(list) {
+  const rows = [...list.querySelectorAll('[role=option]')];
+  const texts = rows.map((row) =>
+    [...row.children]
+      .map((one) => one.textContent)
+      .filter(Boolean)
+      .join('  '),
+  );
+  return ['```text', ...texts.map((text) => text.replaceAll('```', '` ` `')), '```'].join('\n');
+}
+
 /** What the panel shows, with where it was seen. @param {HTMLElement} panel */
 function markdownOf(panel) {
   const charts = [...panel.querySelectorAll('[role=img], [role=application]')].filter((one) => one.checkVisibility());
@@ -45,15 +57,21 @@ function markdownOf(panel) {
     `**${titleOf(panel)}**`,
     ...notes,
     ...tables.map((table) => asMarkdown(gridOf(table))),
+    ...[...panel.querySelectorAll('[role=listbox]')].map(linesOf),
     ...(tables.length === 0 ? charts.map((one) => `- ${one.getAttribute('aria-label')}`) : []),
     `[${document.title}](${location.href})`,
   ];
   return body.filter(Boolean).join('\n\n');
 }
 
-/** All rows, where the server has them as a table; else those that are shown. @param {HTMLElement} panel */
+/** Where the server has all rows as a table. @param {HTMLElement} panel */
+function twinOf(panel) {
+  return panel.querySelector('a[href*="format=csv"]')?.getAttribute('href');
+}
+
+/** All rows, where the server has them; else those that are shown. @param {HTMLElement} panel */
 async function csvOf(panel) {
-  const twin = panel.querySelector('.tools a[href*="format=csv"]')?.getAttribute('href');
+  const twin = twinOf(panel);
   if (!twin) return tablesOf(panel).map(gridOf).map(asCsv).join('\r\n');
   const answer = await fetch(root + twin);
   if (!answer.ok) throw new Error(`The server answered ${answer.status}`);
@@ -62,7 +80,7 @@ async function csvOf(panel) {
 
 /** The answer of the API that the panel was drawn from. @param {HTMLElement} panel */
 async function jsonOf(panel) {
-  const within = /** @type {HTMLElement | null} */ (panel.querySelector('[data-api]'));
+  const within = panel.dataset.api ? panel : /** @type {HTMLElement | null} */ (panel.querySelector('[data-api]'));
   const path = within?.dataset.api ?? /** @type {HTMLElement | null} */ (panel.closest('[data-api]'))?.dataset.api;
   const got = await ask(path ?? 'runs');
   return JSON.stringify(got?.data, null, 2);
@@ -88,7 +106,7 @@ async function saved(panel, ending, made) {
 function itemsOf(panel) {
   const file = (/** @type {Promise<string>} */ text, /** @type {string} */ type) =>
     text.then((one) => new Blob([one], { type }));
-  const isTable = tablesOf(panel).length > 0 || panel.querySelector('.tools a[href*="format=csv"]') !== null;
+  const isTable = tablesOf(panel).length > 0 || twinOf(panel) !== undefined;
   /** @type {(Item | false)[]} */
   const items = [
     { key: 'l', text: 'Copy link', does: () => copied('Link', location.href) },
@@ -108,7 +126,7 @@ export function ShareMenu({ panel, close }) {
   const [at, setAt] = useState(0);
   const [outcome, setOutcome] = useState(/** @type {Outcome} */ ({ said: '' }));
   const items = itemsOf(panel);
-  useEffect(() => {
+  useLayoutEffect(() => {
     /** @type {HTMLElement | undefined} */ (box.current?.querySelectorAll('[role=menuitem]')[at])?.focus();
   }, [at]);
   useEffect(() => {

@@ -162,8 +162,7 @@ async function copyLink() {
 
 /** Open the menu of the panel that has the focus, else of the first. */
 function sharePanel() {
-  const panel =
-    document.activeElement?.closest('.card:has(.share)') ?? document.querySelector('main .card:has(.share)');
+  const panel = document.activeElement?.closest('.card:has(.share)') ?? document.querySelector('main');
   /** @type {HTMLElement | null | undefined} */ (panel?.querySelector('.share'))?.click();
 }
 
