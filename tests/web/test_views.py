@@ -73,6 +73,7 @@ def test_a_name_that_is_refused_is_said(site: Site, open_page: Callable[..., Wat
     page = watched.page
     page.route("**/api/v1/views", lambda route: route.continue_(post_data='{"name": ""}'))
     page.keyboard.press("v")
+    page.get_by_role("dialog", name="Saved views").wait_for()
     page.keyboard.type("mine")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("this cannot be kept")
