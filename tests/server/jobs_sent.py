@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rankscope.wire import schema, zstd
+from rankscope.wire.chunk import encode_chunk
 from tests.server.seed import post_body
 from tests.simulator.job import Fault, Job
 from tests.simulator.records import Recording
@@ -20,12 +21,13 @@ from tests.simulator.records import Recording
 ITEMS = 4_000  # of one batch
 
 
-def send_job(send: Callable[[bytes], None], run_id: str, job: Job, *, name: str = "") -> None:
+def send_job(
+    send: Callable[[bytes], None], run_id: str, job: Job, *, collectives: bool = False
+) -> None:
     """Send a whole run of a job in packed batches; its ranks do not end."""
-    recorded = Recording(job, encode=True, collectives=False)
-    items = [item[0] if isinstance(item, tuple) else item for _, item in recorded.items()]
+    items = [_packed(item) for _, item in Recording(job, collectives=collectives).items()]
     started = schema.RunStarted(
-        attempt=0, rank=-1, time_ns=time.time_ns(), name=name or run_id,
+        attempt=0, rank=-1, time_ns=time.time_ns(), name=run_id,
         command=["python", "train.py"], world_size=job.num_ranks,
     )  # fmt: skip
     every: list[Any] = [started, *items]
@@ -38,6 +40,14 @@ def send_job(send: Callable[[bytes], None], run_id: str, job: Job, *, name: str 
             "chunks": [one for one in part if isinstance(one, schema.Chunk)],
         }  # fmt: skip
         send(zstd.pack(msgspec.msgpack.encode(body)))
+
+
+def _packed(item: Any) -> Any:
+    """Return a record, or a chunk with its columns packed."""
+    if not isinstance(item, tuple):
+        return item
+    chunk, columns = item
+    return msgspec.structs.replace(chunk, data=encode_chunk(columns))
 
 
 def main() -> None:

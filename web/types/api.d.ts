@@ -703,6 +703,22 @@ export interface FactValue {
   ranks: number[];
 }
 
+/** One quantity around the onset of a finding: who it names, over the band of the others.  `x` are steps, or ms since the epoch; a bin holds the largest of its values, where it holds several. Without others the band is null. */
+export interface FindingChart {
+  key: string;
+  title: string;
+  unit: string;
+  axis: 'step' | 'time';
+  text: string;
+  x: number[];
+  low: (number | null)[] | null;
+  median: (number | null)[] | null;
+  high: (number | null)[] | null;
+  others: string;
+  lines: PictureLine[];
+  onset: number | null;
+}
+
 /** A finding with its history, and the stacks of the ranks it names. */
 export interface FindingDetail {
   id: number;
@@ -738,6 +754,12 @@ export interface FindingDetail {
   stacks: FindingStack[];
   stacks_capped: Capped | null;
   commands: CommandRow[];
+}
+
+/** What a finding looks like in stored samples and records; without charts `reason` says why.  Both are empty for kinds of findings that have no such picture. */
+export interface FindingPicture {
+  charts: FindingChart[];
+  reason: string;
 }
 
 /** Python stacks of one rank that a finding names. */
@@ -1397,6 +1419,12 @@ export interface PathPart {
   end_us: number;
   call: number;
   is_sure: boolean;
+}
+
+/** A rank, GPU or host that a finding names; a value for each `x`, null where not known. */
+export interface PictureLine {
+  label: string;
+  values: (number | null)[];
 }
 
 /** Whether retention and deletions leave a run alone. */

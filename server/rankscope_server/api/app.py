@@ -31,6 +31,7 @@ from rankscope_server.api.machines import routes as machines
 from rankscope_server.api.operations import routes as operations
 from rankscope_server.api.overview import routes as overview
 from rankscope_server.api.parallelism import routes as parallelism
+from rankscope_server.api.pictures import routes as pictures
 from rankscope_server.api.preflight import network as preflight_network
 from rankscope_server.api.preflight import results as preflight_results
 from rankscope_server.api.preflight import routes as preflight
@@ -58,7 +59,7 @@ ROUTERS = (
     preflight.router,
     *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
     *(part.router for part in (machines, logs, communication, hang, resources, compare)),
-    *(part.router for part in (cost, fleet, parallelism, saved)),
+    *(part.router for part in (cost, fleet, parallelism, pictures, saved)),
     commands.router,
     preflight_results.router,
     preflight_network.router,

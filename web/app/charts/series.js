@@ -8,13 +8,14 @@ import { t } from '../tags.js';
 import { tokens } from './paint.js';
 
 const HEIGHT = 132;
+const FEW = 48; // values that may be dots
 const style = document.createElement('link');
 style.rel = 'stylesheet';
 style.href = new URL('../../vendor/uplot.css', import.meta.url).href;
 document.head.append(style);
 
 /** @param {string} unit @param {number | null | undefined} value */
-function amount(unit, value) {
+export function amount(unit, value) {
   if (value == null) return 'no data';
   if (unit === 'ratio') return percent(value);
   if (unit === 'bytes' || unit === 'B') return bytes(value);
@@ -22,8 +23,8 @@ function amount(unit, value) {
 }
 
 /** `over` is drawn above the line and its band, in the colour of what is slow; `lines` are drawn over it,
- * each with a look of its own; `mark` is a place on x; charts with the same `cursor` share it.
- * @typedef {{title: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean, over?: (number | null)[], mark?: number | null, height?: number, note?: import('../tags.js').Children, lines?: (number | null)[][], cursor?: import('@preact/signals').Signal<number | null>}} SeriesProps */
+ * each with a look of its own; `summary` says in words what is drawn; `mark` is a place on x; charts with the same `cursor` share it.
+ * @typedef {{title: string, summary?: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean, over?: (number | null)[], mark?: number | null, height?: number, note?: import('../tags.js').Children, lines?: (number | null)[][], cursor?: import('@preact/signals').Signal<number | null>}} SeriesProps */
 
 /** @param {SeriesProps} props */
 export function Series(props) {
@@ -54,7 +55,7 @@ export function Series(props) {
   return t.figure(
     { class: 'series' },
     t.figcaption(null, t.b(null, title), t.span({ class: 'faint' }, props.note ?? amount(unit, last))),
-    t.div({ ref: box, role: 'img', 'aria-label': known.length > 0 ? summary : `${title}: no data` }),
+    t.div({ ref: box, role: 'img', 'aria-label': props.summary ?? (known.length > 0 ? summary : `${title}: no data`) }),
   );
 }
 
@@ -91,7 +92,9 @@ function drawMark(plot, at, colour) {
 }
 
 /** @param {SeriesProps} props @param {HTMLElement} element @returns {import('uplot').Options} */
-function options({ unit, time, line, over, mark, height = HEIGHT, lines = [], cursor }, element) {
+function options({ x, unit, time, line, over, mark, height = HEIGHT, lines = [], cursor }, element) {
+  // Between gaps a value may stand alone, and a line needs two.
+  const dots = { show: over !== undefined && x.length <= FEW, size: 4 };
   const colours = tokens(element, ['fg2', 'fg3', 'line', 'accent', 'mark', 't-wait', 't-comm', 't-opt']);
   const axis = {
     stroke: colours.fg3,
@@ -128,8 +131,12 @@ function options({ unit, time, line, over, mark, height = HEIGHT, lines = [], cu
       {},
       { stroke: line ? 'transparent' : colours.accent, width: 1, points: { show: false } },
       { stroke: 'transparent', points: { show: false } },
-      { stroke: line ? (over ? colours.fg3 : colours.accent) : 'transparent', width: 1.25, points: { show: false } },
-      ...(over ? [{ stroke: colours['t-wait'], width: 1.75, points: { show: false } }] : []),
+      {
+        stroke: line ? (over ? colours.fg3 : colours.accent) : 'transparent',
+        width: 1.25,
+        points: line ? dots : { show: false },
+      },
+      ...(over ? [{ stroke: colours['t-wait'], width: 1.75, points: dots }] : []),
       ...lines.map((_, i) => {
         const [name, dash] = LOOKS[i % LOOKS.length];
         return { stroke: colours[name], width: 1.75, dash, points: { show: false } };

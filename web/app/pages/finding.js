@@ -134,6 +134,12 @@ export function Page({ run, id, topic, overview, ended }) {
           props: { run, finding, lastStep: overview.data?.run.step ?? 0, topic },
         })
       : null,
+    el(Lazy, {
+      key: 'picture',
+      load: () => import('../parts/findingpicture.js'),
+      pick: 'PictureCard',
+      props: { run, id, topic },
+    }),
     finding.kind === 'hang' ? el(Stacks, { finding, run }) : null,
     el(
       Card,

@@ -91,6 +91,7 @@ RULES: dict[str, Rule] = {
             "errors",
             "findings",
             "findings/{id}",
+            "findings/{id}/picture",
             "hang",
             "logs",
             "machines",

@@ -44,15 +44,15 @@ class Read:
 
 def read_samples(
     connection: sa.Connection, run_id: str, quantities: Sequence[Quantity],
-    between: tuple[int, int], into: Read,
+    between: tuple[int, int], into: Read, hosts: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Read the quantities that machines sample."""
+    """Read the quantities that machines sample, of all hosts or of some."""
     by_kind: dict[str, list[Quantity]] = defaultdict(list)
     for one in quantities:
         if one.kind != "metric":
             by_kind[one.kind].append(one)
     for kind, wanted in by_kind.items():
-        reader = Reader(connection, run_id, kind, [], between)
+        reader = Reader(connection, run_id, kind, list(hosts), between)
         columns = list(dict.fromkeys(name for one in wanted for name in one.columns))
         for (host, key), part in reader.read(columns):
             numbers = dict(zip(SAMPLE_KEYS[kind], key, strict=True))

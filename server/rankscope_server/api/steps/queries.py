@@ -24,11 +24,19 @@ MAX_CELLS = 1_000_000  # ranks by steps; of thirty planes of one page they are s
 
 
 def load_range(
-    connection: sa.Connection, run_id: str, metrics: tuple[str, ...], lo: int, hi: int
+    connection: sa.Connection,
+    run_id: str,
+    metrics: tuple[str, ...],
+    lo: int,
+    hi: int,
+    only_attempt: int | None = None,
 ) -> dict[str, Array]:
-    """Return each metric as ranks by steps `lo`..`hi`; missing cells are NaN, or 0 for times."""
+    """Return each metric as ranks by steps `lo`..`hi`; missing cells are NaN, or 0 for times.
+
+    Of a step that several attempts ran the newest counts, unless one attempt is asked for.
+    """
     result = {metric: missing_plane(metric, 0, max(hi - lo + 1, 0)) for metric in metrics}
-    for first, planes in read_blocks(connection, run_id, metrics, lo, hi):
+    for first, planes in read_blocks(connection, run_id, metrics, lo, hi, only_attempt):
         for metric, plane in planes.items():
             known = result[metric]
             if len(known) < len(plane):

@@ -1,0 +1,1 @@
+"""What findings look like."""

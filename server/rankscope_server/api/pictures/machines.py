@@ -1,0 +1,144 @@
+"""Samples of machines around an onset: GPUs, processors, connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import sqlalchemy as sa
+
+from rankscope_server.api.machines.samples import Reader, missed, rates
+from rankscope_server.api.pictures.chart import WIDTH, chart_of
+from rankscope_server.api.pictures.schema import FindingChart
+from rankscope_server.api.pictures.subject import (
+    MAX_LINES,
+    Maker,
+    Subject,
+    evenly,
+    others_text,
+)
+from rankscope_server.api.resources.grid import Grid, on_grid
+from rankscope_server.api.resources.quantities import QUANTITIES, Quantity
+from rankscope_server.api.resources.reading import Read, Series, Thing, read_samples
+from rankscope_server.api.steps.queries import Array
+
+S = 10**9
+_BY_KEY = {one.key: one for one in QUANTITIES}
+
+
+def samples(*keys: str) -> Maker:
+    """Return what draws these quantities of the machines that a finding names."""
+
+    def make(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
+        read = Read()
+        wanted = [_BY_KEY[key] for key in keys]
+        hosts = evenly(sorted(set(subject.host_of.values()) - set(subject.hosts)))
+        hosts += [*subject.hosts, *(subject.host_of.get(rank, "") for rank in subject.ranks)]
+        read_samples(connection, subject.run_id, wanted, subject.between(), read, hosts)
+        charts = [_sampled(subject, one, read.series.get(one.key, {})) for one in wanted]
+        return [chart for chart in charts if chart is not None]
+
+    return make
+
+
+def _sampled(subject: Subject, quantity: Quantity, series: Series) -> FindingChart | None:
+    """Return the chart of one quantity; None where nothing of the named was sampled."""
+
+    def is_named(thing: Thing) -> bool:
+        if quantity.scope == "rank" and subject.ranks:
+            return thing.number in subject.ranks
+        return thing.host in subject.hosts
+
+    known = {thing: one for thing, one in series.items() if not np.isnan(one[1]).all()}
+    named = sorted(thing for thing in known if is_named(thing))[:MAX_LINES]
+    others = evenly(sorted(thing for thing in known if not is_named(thing)))
+    labels = [_thing_text(quantity, thing) for thing in named]
+    return _on_time(
+        quantity.key, quantity.title, quantity.unit, subject, [known[one] for one in named],
+        [known[one] for one in others], labels,
+        others_text(len(others), len(known) - len(named), _NOUNS[quantity.scope]),
+    )  # fmt: skip
+
+
+_NOUNS = {"rank": "rank", "gpu": "GPU", "node": "node", "job": "job"}
+
+
+def _thing_text(quantity: Quantity, thing: Thing) -> str:
+    if quantity.scope == "rank":
+        return f"rank {thing.number}"
+    return f"GPU {thing.number} of {thing.host}" if thing.number >= 0 else thing.host
+
+
+def links(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
+    """Draw how fast connections of ranks carry data while they have some, and what is resent."""
+    others = subject.others()
+    hosts = sorted({subject.host_of[rank] for rank in (*subject.ranks, *others)
+                    if rank in subject.host_of} | set(subject.hosts))  # fmt: skip
+    reader = Reader(connection, subject.run_id, "connections", hosts, subject.between())
+    names = ["acknowledged_bytes_total", "busy_us_total", "sent_segments_total",
+             "retransmitted_segments_total"]  # fmt: skip
+    by_rank: dict[int, list[dict[str, Array]]] = {}
+    for (_, one), part in reader.read(names):
+        by_rank.setdefault(int(one[0]), []).append(part)
+    named = list(subject.ranks) or [
+        rank for rank in by_rank if subject.host_of.get(rank) in subject.hosts
+    ]
+    named = [rank for rank in named if rank in by_rank][:MAX_LINES]
+    others = [rank for rank in others if rank in by_rank and rank not in named]
+    text = others_text(len(others), len(by_rank) - len(named), "rank")
+    charts = []
+    for key, title, unit, of in (
+        ("sending", "Bytes a second of a rank's connections, while they have data to send",
+         "bytes/s", (names[0], names[1], 1e6)),
+        ("again", "Segments sent again", "ratio", (names[3], names[2], 1.0)),
+    ):  # fmt: skip
+        series = {rank: _ratio_of(by_rank[rank], *of) for rank in (*named, *others)}
+        chart = _on_time(key, title, unit, subject, [series[rank] for rank in named],
+                         [series[rank] for rank in others], [f"rank {rank}" for rank in named],
+                         text)  # fmt: skip
+        if chart is not None:
+            charts.append(chart)
+    return charts
+
+
+def _ratio_of(
+    parts: Sequence[Mapping[str, Array]], over: str, under: str, factor: float
+) -> tuple[Array, Array]:
+    """Return times and, over the connections of a rank, the rate of one counter over another's."""
+    sums: dict[int, list[float]] = {}
+    for part in parts:
+        times = part["time_ns"]
+        gaps = missed(times, part["interval_ns"])
+        above, below = (
+            rates(times, np.where(part[name] < 0, np.nan, part[name].astype(float)), gaps)
+            for name in (over, under)
+        )
+        for time_ns, a, b in zip(times.tolist(), above.tolist(), below.tolist(), strict=True):
+            if a == a and b == b:
+                total = sums.setdefault(time_ns // S, [0.0, 0.0])
+                total[0] += a
+                total[1] += b
+    times = np.array(sorted(sums), np.int64)
+    values = [
+        factor * sums[time][0] / sums[time][1] if sums[time][1] > 0 else np.nan
+        for time in times.tolist()
+    ]
+    return times * S, np.array(values, float)
+
+
+def _on_time(
+    key: str, title: str, unit: str, subject: Subject, named: Sequence[tuple[Array, Array]],
+    others: Sequence[tuple[Array, Array]], labels: Sequence[str], others_text: str,
+) -> FindingChart | None:  # fmt: skip
+    edges = [(int(times[0]), int(times[-1])) for times, _ in (*named, *others) if len(times)]
+    if not edges or not named:
+        return None
+    begin, end = min(edge[0] for edge in edges), max(edge[1] for edge in edges)
+    bin_ns = max((end - begin) // WIDTH + 1, S)
+    grid = Grid(begin, bin_ns, int((end - begin) // bin_ns) + 1)
+    lines = on_grid(grid, [*named, *others]).last
+    if np.isnan(lines[: len(named)]).all():
+        return None
+    x = (grid.begin_ns + np.arange(grid.count) * grid.bin_ns) / 1e6
+    onset = None if subject.onset_ns is None else subject.onset_ns / 1e6
+    return chart_of(key, title, unit, "time", x, lines, labels, onset, others_text)
