@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -290,3 +291,16 @@ def test_what_is_not_known_is_said(sender: Sender) -> None:
     assert found["mesh"]["host"] == [0, 0, -1, -1]
     values = {value["key"]: value["values"] for value in found["mesh"]["values"]}
     assert values == {"own_ratio": [None] * 4}
+
+
+@pytest.mark.parametrize("database_url", DATABASES[:1], indirect=True)
+def test_only_the_newest_attempt_counts(sender: Sender) -> None:
+    small = Job(data=2, tensor=1, pipeline=2, steps=30, microbatches=4)
+    send_job(poster(sender.client), "run", small)
+    before = sender.get("/parallelism")
+    assert (before["step_hi"], before["pipeline"]["num_ranks"]) == (30, 2)
+    sender.send(msgspec.structs.replace(registered(0, 2), attempt=1))
+    found = sender.get("/parallelism")
+    assert (found["attempt"], found["step_lo"], found["step_hi"]) == (1, 1, 0)
+    assert found["text"] == "Not known: no process group has been recorded"
+    assert {value["num_known"] for value in found["mesh"]["values"]} == {0}

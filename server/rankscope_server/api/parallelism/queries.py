@@ -57,7 +57,7 @@ def parallelism(connection: sa.Connection, run: sa.Row[Any]) -> Parallelism:
     families = families_of(_groups(connection, run), world_size, stage_of)
     layout = layout_of(families, range(world_size), stage_of)
     first, last = _steps(connection, run, world_size)
-    planes = _planes(connection, run.run_id, first, last, world_size)
+    planes = _planes(connection, run, first, last, world_size)
     said = max(
         ((row.num_stages, row.num_microbatches, row.schedule) for row in rows.values()),
         default=(0, 0, ""),
@@ -96,16 +96,23 @@ def _groups(connection: sa.Connection, run: sa.Row[Any]) -> list[Group]:
 
 
 def _steps(connection: sa.Connection, run: sa.Row[Any], world_size: int) -> tuple[int, int]:
-    """Return the newest steps that show a typical one."""
+    """Return the newest steps of the attempt that show a typical one; (1, 0) before the first."""
+    attempt = tables.attempt.c
+    last = connection.scalar(
+        sa.select(attempt.step_hi)
+        .where(attempt.run_id == run.run_id, attempt.attempt == run.attempt)
+    )  # fmt: skip
+    if not last:
+        return 1, 0
     most = min(RECENT_STEPS, steps_of_many(world_size, ()))
-    return typical_range(connection, run.run_id, run.step, most, onset_step(run))
+    return typical_range(connection, run.run_id, last, most, onset_step(run))
 
 
 def _planes(
-    connection: sa.Connection, run_id: str, first: int, last: int, world_size: int
+    connection: sa.Connection, run: sa.Row[Any], first: int, last: int, world_size: int
 ) -> dict[str, Array]:
     """Return self time and its parts, ranks x ordinary steps, in ms; NaN where not known."""
-    planes = load_range(connection, run_id, _METRICS, first, last)
+    planes = load_range(connection, run.run_id, _METRICS, first, last, run.attempt)
     height = len(planes["step"])
     if height < world_size:
         more = ((0, world_size - height), (0, 0))
