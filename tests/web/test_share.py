@@ -107,6 +107,15 @@ def test_the_answer_is_the_one_that_the_panel_was_drawn_from(
     name, content = saved(panel, "Save as JSON")
     assert name == f"{SLOW}-where-a-step-goes.json"
     assert json.loads(content) == site.ask(f"runs/{SLOW}/budget")
+    watched.go(f"runs?q={SLOW}")
+    _, content = saved(panel_of(watched.page, "All runs"), "Save as JSON")
+    assert [run["run_id"] for run in json.loads(content)["runs"]] == [SLOW], "with its filter"
+    watched.go(f"runs/{SLOW}/ranks/{SLOW_RANK}")
+    panel = watched.page.locator(".card", has=watched.page.locator(".u-wrap canvas")).first
+    answers = json.loads(saved(panel, "Save as JSON")[1])
+    kinds = {path.split("?")[0] for path in answers}
+    assert kinds == {f"runs/{SLOW}/samples", f"runs/{SLOW}/metrics"}, "drawn from several answers"
+    watched.go(f"runs/{SLOW}")
     panel = panel_of(watched.page, "Findings, by cost")
     name, content = saved(panel, "Save as CSV")
     assert name == f"{SLOW}-findings-by-cost.csv"

@@ -115,7 +115,7 @@ function TokenList({ session, changed }) {
   const rows = answer.data?.tokens ?? [];
   return el(
     Card,
-    { title: 'Tokens', note: answer.data ? plural(rows.length, 'token') : '' },
+    { title: 'Tokens', api: 'tokens', note: answer.data ? plural(rows.length, 'token') : '' },
     made ? el(Made, { made, close: () => setMade(null) }) : null,
     problem ? t.p({ class: 'bad padded', role: 'alert' }, problem) : null,
     answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the tokens' }) : null,
@@ -275,14 +275,15 @@ function NewToken({ session, act }) {
 
 function AuditLog() {
   const [before, setBefore] = useState(/** @type {number | null} */ (null));
+  const address = withQuery('audit', { before, limit: 50 });
   const answer = /** @type {import('../api.js').Answer<Audit>} */ (
-    useApi(withQuery('audit', { before, limit: 50 }), { everyMs: before === null ? 15_000 : 0 })
+    useApi(address, { everyMs: before === null ? 15_000 : 0 })
   );
   const rows = answer.data?.rows ?? [];
   const older = answer.data?.before ?? null;
   return el(
     Card,
-    { title: 'What was done', note: 'newest first' },
+    { title: 'What was done', api: address, note: 'newest first' },
     answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the audit log' }) : null,
     rows.length === 0
       ? t.p({ class: 'note padded' }, 'Nothing is written down yet.')

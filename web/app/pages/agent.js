@@ -83,6 +83,7 @@ function Asked({ run, topic, data }) {
           Card,
           {
             title: 'Requests',
+            api: path,
             note: answer.data?.capped
               ? `the newest ${count(answer.data.capped.shown)} of ${count(answer.data.capped.total)}`
               : 'newest first: who asked, and what became of it',

@@ -109,6 +109,7 @@ function Problems({ alerts, act }) {
     Card,
     {
       title: 'Alerts',
+      api: ALERTS,
       note: 'open ones first; one problem is one alert',
       tools: t.a({ href: csvHref(ALERTS) }, 'CSV'),
     },
@@ -175,6 +176,7 @@ function ChannelList({ channels, act }) {
     Card,
     {
       title: 'Channels',
+      api: 'alerts/channels',
       note: 'where messages go; secrets can be set, never read',
       tools: t.button({ type: 'button', class: 'button small', onClick: () => setForm('new') }, 'Add a channel'),
     },
@@ -241,6 +243,7 @@ function RuleList({ rules, channels, act }) {
     Card,
     {
       title: 'Rules',
+      api: 'alerts/rules',
       note: 'what is worth a message',
       tools: t.button({ type: 'button', class: 'button small', onClick: () => setForm('new') }, 'Add a rule'),
     },
@@ -328,6 +331,7 @@ function Sent({ sent, act }) {
     Card,
     {
       title: 'Messages',
+      api: DELIVERIES,
       note: 'newest first; what fails is tried again for a day',
       tools: t.a({ href: csvHref(DELIVERIES) }, 'CSV'),
     },

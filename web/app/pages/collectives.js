@@ -33,7 +33,7 @@ export function Page({ run, topic, ended }) {
       ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the communication' })
       : el(Skeleton, { height: 240, waitsFor: 'the communication' });
   return t.div(
-    { class: `stack ${answer.error ? 'greyed' : ''}` },
+    { class: `stack ${answer.error ? 'greyed' : ''}`, 'data-api': path },
     t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text || 'Communication'), el(Steps, { data })),
     data.rows.length === 0 ? el(Nothing, {}) : el(Kinds, { data, path, run }),
     data.last.length > 0 ? el(LastCard, { data, run }) : null,

@@ -47,7 +47,7 @@ export function Page({ run, ended }) {
   const show = { table, switchTable: () => setTable(!table) };
   const chosen = data.stacks.map((one) => one.rank);
   return t.div(
-    { class: `stack ${answer.error ? 'greyed' : ''}` },
+    { class: `stack ${answer.error ? 'greyed' : ''}`, 'data-api': withQuery(path, { attempt, ranks, group }) },
     el(Answer, { data, run }),
     data.graph.nodes.length > 0 ? el(WaitsCard, { data, chosen, csv: csvHref(path), ...show }) : null,
     el(PlacesCard, { data, run, csv: csvHref(withQuery(path, { attempt, group })) }),

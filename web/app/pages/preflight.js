@@ -82,6 +82,7 @@ function Changes({ view }) {
   return el(
     Card,
     {
+      api: address ?? undefined,
       title: isDefault ? 'What changed since the last good one' : 'What changed',
       note: before
         ? answer.data

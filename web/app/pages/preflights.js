@@ -97,6 +97,7 @@ function List({ list, path: address, skip }) {
     Card,
     {
       title: 'Preflights',
+      api: address,
       note: `${count(skip + 1)}–${count(last)} of ${count(list.total)}, newest first; the newest 1,000 are kept`,
       tools: [
         skip > 0
@@ -186,6 +187,7 @@ function NodeCard({ node }) {
     Card,
     {
       title: `${node} over its preflights`,
+      api: path('preflight', 'nodes', node),
       note:
         rows.length === 0
           ? `no preflight that is kept had a node or host ${node}`

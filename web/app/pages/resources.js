@@ -44,7 +44,7 @@ export function Page({ run, overview, ended }) {
       ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the resources' })
       : el(Skeleton, { height: 300, waitsFor: 'the resources' });
   return t.div(
-    { class: `stack ${answer.error ? 'greyed' : ''}` },
+    { class: `stack ${answer.error ? 'greyed' : ''}`, 'data-api': path },
     t.header(
       { class: 'pagehead' },
       t.h1({ id: 'verdict' }, data.text),

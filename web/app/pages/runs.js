@@ -48,7 +48,7 @@ export function Page() {
       : el(Skeleton, { height: 240, waitsFor: 'the runs' });
   if (shown.total === 0 && !filtered) return el(NoRuns, {});
   return t.div(
-    { class: `stack ${answer.error ? 'greyed' : ''}`, ref: list },
+    { class: `stack ${answer.error ? 'greyed' : ''}`, 'data-api': path, ref: list },
     t.section(
       { class: `verdict card ${urgent.length > 0 ? 'is-warning' : 'is-healthy'}` },
       t.div(

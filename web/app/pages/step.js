@@ -99,7 +99,7 @@ function Step({ run, step, overview, topic }) {
       : el(Skeleton, { height: 320, waitsFor: `step ${count(step)}` });
   }
   return t.div(
-    { class: 'stack' },
+    { class: 'stack', 'data-api': path },
     el(Answer, { run, data }),
     answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'these ranks' }) : null,
     el(TimelineCard, { run, data, path }),

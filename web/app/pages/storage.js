@@ -108,6 +108,7 @@ function Plan({ retention, begin }) {
     Card,
     {
       title: 'Retention',
+      api: 'retention',
       note: works
         ? `${progress.state}${progress.run_id ? ` of ${progress.run_id}: ${count(progress.rows)} of ${count(progress.rows_to_go)} rows` : ''}`
         : retention.text,
@@ -248,7 +249,7 @@ const WHY = { asked: 'a person', age: 'its age', size: 'the size of all runs' };
 function Deletions({ rows }) {
   return el(
     Card,
-    { title: 'Deleted', note: 'what these runs still send is refused' },
+    { title: 'Deleted', api: 'retention', note: 'what these runs still send is refused' },
     Table({
       label: 'Deleted runs',
       rows,

@@ -20,15 +20,14 @@ const MOST_NUMBERS = 9;
 /** @param {{run: string, rank: number, host: string, topic: string | null}} props */
 export function RankSamples({ run, rank, host, topic }) {
   const live = { topic, on: ['steps', 'ranks'] };
-  const ofHost = /** @type {import('../api.js').Answer<Samples>} */ (
-    useApi(withQuery(runPath(run, 'samples'), { kind: 'host', host, names: HOST_NAMES.join(','), width: WIDTH }), live)
-  );
-  const ofGpu = /** @type {import('../api.js').Answer<Samples>} */ (
-    useApi(withQuery(runPath(run, 'samples'), { kind: 'gpu', host, names: GPU_NAMES.join(','), width: WIDTH }), live)
-  );
-  const metrics = /** @type {import('../api.js').Answer<MetricsAnswer>} */ (
-    useApi(withQuery(runPath(run, 'metrics'), { rank, width: WIDTH }), live)
-  );
+  const paths = {
+    host: withQuery(runPath(run, 'samples'), { kind: 'host', host, names: HOST_NAMES.join(','), width: WIDTH }),
+    gpu: withQuery(runPath(run, 'samples'), { kind: 'gpu', host, names: GPU_NAMES.join(','), width: WIDTH }),
+    metrics: withQuery(runPath(run, 'metrics'), { rank, width: WIDTH }),
+  };
+  const ofHost = /** @type {import('../api.js').Answer<Samples>} */ (useApi(paths.host, live));
+  const ofGpu = /** @type {import('../api.js').Answer<Samples>} */ (useApi(paths.gpu, live));
+  const metrics = /** @type {import('../api.js').Answer<MetricsAnswer>} */ (useApi(paths.metrics, live));
   const numbers = toDraw(metrics.data?.series ?? []);
   const samples = [...(ofGpu.data?.series ?? []), ...(ofHost.data?.series ?? [])].filter(
     (one) => one.time_ms.length > 1,
@@ -38,6 +37,7 @@ export function RankSamples({ run, rank, host, topic }) {
     Card,
     {
       title: 'Over time',
+      api: Object.values(paths).join(' '),
       note: [
         `numbers of training, and samples of ${host}; a band holds the least and the largest of its slice`,
         ...troubles(metrics.data?.series ?? []),

@@ -78,12 +78,13 @@ async function csvOf(panel) {
   return answer.text();
 }
 
-/** The answer of the API that the panel was drawn from. @param {HTMLElement} panel */
+/** The answer of the API that the panel was drawn from; of several each under its address. @param {HTMLElement} panel */
 async function jsonOf(panel) {
   const within = panel.dataset.api ? panel : /** @type {HTMLElement | null} */ (panel.querySelector('[data-api]'));
-  const path = within?.dataset.api ?? /** @type {HTMLElement | null} */ (panel.closest('[data-api]'))?.dataset.api;
-  const got = await ask(path ?? 'runs');
-  return JSON.stringify(got?.data, null, 2);
+  const around = /** @type {HTMLElement | null} */ (panel.closest('[data-api]'));
+  const paths = (within ?? around)?.dataset.api?.split(' ') ?? [];
+  const answers = await Promise.all(paths.map(async (path) => [path, (await ask(path))?.data]));
+  return JSON.stringify(answers.length === 1 ? answers[0][1] : Object.fromEntries(answers), null, 2);
 }
 
 /** @param {string} what @param {string | Promise<string>} made @returns {Promise<Outcome>} */
