@@ -56,8 +56,8 @@ def panel_of(page: Any, title: str) -> Any:
 
 def copied(page: Any, panel: Any, item: str) -> str:
     """Choose an item of the panel's menu; return the clipboard once it is said to be in it."""
-    panel.get_by_role("button", name="Share").click()
-    panel.get_by_role("menuitem", name=item).click()
+    panel.get_by_role("button", name="Share").press("Enter")  # what is above may still load
+    panel.get_by_role("menuitem", name=item).press("Enter")
     panel.get_by_text(f"{item.split()[-1]} copied".replace("link", "Link")).wait_for()
     page.keyboard.press("Escape")
     expect(panel.get_by_role("menu")).to_have_count(0)
@@ -66,9 +66,9 @@ def copied(page: Any, panel: Any, item: str) -> str:
 
 def saved(panel: Any, item: str) -> tuple[str, bytes]:
     """Choose an item of the panel's menu that saves a file; return its name and bytes."""
-    panel.get_by_role("button", name="Share").click()
+    panel.get_by_role("button", name="Share").press("Enter")  # what is above may still load
     with panel.page.expect_download() as download:
-        panel.get_by_role("menuitem", name=item).click()
+        panel.get_by_role("menuitem", name=item).press("Enter")
     panel.page.keyboard.press("Escape")
 
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
