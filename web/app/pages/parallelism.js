@@ -7,7 +7,7 @@ import { MeshTable } from '../charts/meshtable.js';
 import { count, duration, figure, percent, plural, sentence } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle } from '../page.js';
-import { CappedNote, Card, LeftOutNote, Problem, Severity, Skeleton } from '../parts/bits.js';
+import { CappedNote, Card, LeftOutNote, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
@@ -121,66 +121,55 @@ function bubble(name, share, look, unknown) {
 function StageTable({ found, run }) {
   const most = Math.max(...found.stages.map((stage) => stage.own_ms ?? 0), 1e-9);
   const longest = found.stages.reduce((a, b) => ((b.own_ms ?? 0) > (a.own_ms ?? 0) ? b : a), found.stages[0]);
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Stages of the pipeline' },
-    t.table(
-      { class: 'table stages' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'Stage'),
-          t.th(null, 'Ranks'),
-          t.td({ class: 'w-fall' }),
-          t.th({ class: 'num' }, 'Self time a step'),
-          t.th({ class: 'num' }, 'Over the others'),
-          t.th({ class: 'num' }, 'Forward a microbatch'),
-          t.th({ class: 'num' }, 'Backward a microbatch'),
-          t.th({ class: 'num' }, 'Idle'),
-          t.th(null, 'Longest rank'),
-        ),
-      ),
-      t.tbody(
-        null,
-        found.stages.map((stage) =>
-          t.tr(
-            { key: stage.stage, 'data-stage': String(stage.stage) },
-            t.td(
-              { class: 'nowrap' },
-              stage === longest && stage.own_ms !== null ? t.b(null, `Stage ${stage.stage}`) : `Stage ${stage.stage}`,
-            ),
-            t.td({ class: 'nowrap' }, stage.ranks_text),
-            t.td(
-              { class: 'w-fall' },
-              stage.own_ms === null
-                ? t.span({ class: 'hatchmark wide', 'aria-hidden': 'true' })
-                : t.span(
-                    { class: 'falltrack', 'aria-hidden': 'true' },
-                    t.span({ class: 'fall t-fwd', style: { width: `${(stage.own_ms / most) * 100}%` } }),
-                  ),
-            ),
-            t.td({ class: 'num nowrap' }, stage.own_ms === null ? 'unknown' : duration(stage.own_ms)),
-            t.td({ class: 'num nowrap' }, timesWords(stage.others_ratio)),
-            t.td({ class: 'num nowrap' }, duration(stage.forward_ms)),
-            t.td({ class: 'num nowrap' }, duration(stage.backward_ms)),
-            t.td({ class: 'num nowrap' }, percent(stage.idle_ratio)),
-            t.td(
-              { class: 'nowrap' },
-              stage.longest_rank === null
-                ? t.span({ class: 'faint' }, '–')
-                : [
-                    t.a(
-                      { key: 'a', href: runPath(run, 'ranks', String(stage.longest_rank)) },
-                      `Rank ${count(stage.longest_rank)}`,
-                    ),
-                    ` ${timesWords(stage.longest_ratio)} its median`,
-                  ],
-            ),
-          ),
-        ),
-      ),
-    ),
-  );
+  return Table({
+    label: 'Stages of the pipeline',
+    class: 'stages',
+    rows: found.stages,
+    keyOf: (stage) => stage.stage,
+    rowProps: (stage) => ({ 'data-stage': String(stage.stage) }),
+    columns: [
+      {
+        label: 'Stage',
+        class: 'nowrap',
+        cell: (stage) =>
+          stage === longest && stage.own_ms !== null ? t.b(null, `Stage ${stage.stage}`) : `Stage ${stage.stage}`,
+      },
+      { label: 'Ranks', class: 'nowrap', cell: (stage) => stage.ranks_text },
+      {
+        class: 'w-fall',
+        cell: (stage) =>
+          stage.own_ms === null
+            ? t.span({ class: 'hatchmark wide', 'aria-hidden': 'true' })
+            : t.span(
+                { class: 'falltrack', 'aria-hidden': 'true' },
+                t.span({ class: 'fall t-fwd', style: { width: `${(stage.own_ms / most) * 100}%` } }),
+              ),
+      },
+      {
+        label: 'Self time a step',
+        class: 'num nowrap',
+        cell: (stage) => (stage.own_ms === null ? 'unknown' : duration(stage.own_ms)),
+      },
+      { label: 'Over the others', class: 'num nowrap', cell: (stage) => timesWords(stage.others_ratio) },
+      { label: 'Forward a microbatch', class: 'num nowrap', cell: (stage) => duration(stage.forward_ms) },
+      { label: 'Backward a microbatch', class: 'num nowrap', cell: (stage) => duration(stage.backward_ms) },
+      { label: 'Idle', class: 'num nowrap', cell: (stage) => percent(stage.idle_ratio) },
+      {
+        label: 'Longest rank',
+        class: 'nowrap',
+        cell: (stage) =>
+          stage.longest_rank === null
+            ? t.span({ class: 'faint' }, '–')
+            : [
+                t.a(
+                  { key: 'a', href: runPath(run, 'ranks', String(stage.longest_rank)) },
+                  `Rank ${count(stage.longest_rank)}`,
+                ),
+                ` ${timesWords(stage.longest_ratio)} its median`,
+              ],
+      },
+    ],
+  });
 }
 
 /** "1.04×". @param {number | null} ratio */
@@ -264,37 +253,23 @@ function StalenessCard({ found, run }) {
   return el(
     Card,
     { title: 'Staleness', note: sentence(found.text) },
-    t.div(
-      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Staleness by rank' },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, 'Rank'),
-            ['Gradients', 'Half at most', '95 % at most', 'Oldest', 'Mean', 'Other weights in backward'].map((title) =>
-              t.th({ key: title, class: 'num' }, title),
-            ),
-          ),
-        ),
-        t.tbody(
-          null,
-          found.ranks.map((one) =>
-            t.tr(
-              { key: one.rank },
-              t.td(null, t.a({ href: runPath(run, 'ranks', String(one.rank)) }, `Rank ${count(one.rank)}`)),
-              t.td({ class: 'num' }, count(one.num_gradients)),
-              t.td({ class: 'num' }, plural(one.p50, 'version')),
-              t.td({ class: 'num' }, plural(one.p95, 'version')),
-              t.td({ class: 'num' }, plural(one.most, 'version')),
-              t.td({ class: 'num' }, figure(one.mean)),
-              t.td({ class: 'num' }, count(one.num_mismatched)),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: 'Staleness by rank',
+      rows: found.ranks,
+      keyOf: (one) => one.rank,
+      columns: [
+        {
+          label: 'Rank',
+          cell: (one) => t.a({ href: runPath(run, 'ranks', String(one.rank)) }, `Rank ${count(one.rank)}`),
+        },
+        { label: 'Gradients', class: 'num', cell: (one) => count(one.num_gradients) },
+        { label: 'Half at most', class: 'num', cell: (one) => plural(one.p50, 'version') },
+        { label: '95 % at most', class: 'num', cell: (one) => plural(one.p95, 'version') },
+        { label: 'Oldest', class: 'num', cell: (one) => plural(one.most, 'version') },
+        { label: 'Mean', class: 'num', cell: (one) => figure(one.mean) },
+        { label: 'Other weights in backward', class: 'num', cell: (one) => count(one.num_mismatched) },
+      ],
+    }),
   );
 }
 
@@ -311,40 +286,28 @@ function GroupsCard({ data }) {
     },
     data.families.length === 0
       ? null
-      : t.div(
-          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Process groups by kind' },
-          t.table(
-            { class: 'table' },
-            t.thead(
-              null,
-              t.tr(
-                null,
-                t.th(null, 'Kind'),
-                t.th(null, 'Groups'),
-                t.th(null, 'Axis'),
-                t.th(null, 'Backend'),
-                t.th(null, 'Called'),
-                t.th({ class: 'num' }, 'Calls of ranks'),
-                t.th({ class: 'num' }, 'Of the blocked time'),
-              ),
-            ),
-            t.tbody(
-              null,
-              data.families.map((family) =>
-                t.tr(
-                  { key: `${family.name} ${family.size} ${family.text}` },
-                  t.td({ class: 'nowrap' }, family.name),
-                  t.td({ class: 'wide' }, family.text),
-                  t.td(null, family.is_axis ? 'yes' : 'no'),
-                  t.td({ class: 'nowrap' }, family.backend || '–'),
-                  t.td({ class: 'clip', title: family.descriptions.join(', ') }, family.descriptions.join(', ') || '–'),
-                  t.td({ class: 'num' }, family.num_calls > 0 ? count(family.num_calls) : 'none recorded'),
-                  t.td({ class: 'num' }, percent(family.blocked_ratio)),
-                ),
-              ),
-            ),
-          ),
-        ),
-    el(CappedNote, { capped: data.families_capped, noun: 'kinds of groups' }),
+      : Table({
+          label: 'Process groups by kind',
+          rows: data.families,
+          keyOf: (family) => `${family.name} ${family.size} ${family.text}`,
+          columns: [
+            { label: 'Kind', class: 'nowrap', cell: (family) => family.name },
+            { label: 'Groups', class: 'wide', cell: (family) => family.text },
+            { label: 'Axis', cell: (family) => (family.is_axis ? 'yes' : 'no') },
+            { label: 'Backend', class: 'nowrap', cell: (family) => family.backend || '–' },
+            {
+              label: 'Called',
+              class: 'clip',
+              title: (family) => family.descriptions.join(', '),
+              cell: (family) => family.descriptions.join(', ') || '–',
+            },
+            {
+              label: 'Calls of ranks',
+              class: 'num',
+              cell: (family) => (family.num_calls > 0 ? count(family.num_calls) : 'none recorded'),
+            },
+            { label: 'Of the blocked time', class: 'num', cell: (family) => percent(family.blocked_ratio) },
+          ],
+        }),
   );
 }

@@ -7,7 +7,7 @@ import { count, sentence, timeOfDay } from '../format.js';
 import { useKeys } from '../keys.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
-import { Card } from './bits.js';
+import { Card, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').FindingPicture} Picture */
 /** @typedef {import('../../types/api.js').FindingChart} Chart */
@@ -129,42 +129,33 @@ function ChartTable({ chart }) {
         ]
       : []
   );
+  const lines = chart.lines.map((line) => /** @type {const} */ ([line.label, line.values]));
   const cell = (/** @type {number | null} */ value) =>
     value === null ? t.span({ class: 'faint' }, 'no value') : amount(unit, value);
   return t.div(
     null,
     t.h3({ class: 'padded' }, chart.title),
-    t.div(
-      { class: 'scroll maptable', tabIndex: 0, role: 'region', 'aria-label': `${chart.title} in numbers` },
-      t.table(
-        { class: 'table' },
-        t.thead(
-          null,
-          t.tr(
-            null,
-            t.th(null, chart.axis === 'step' ? 'Step' : 'Time'),
-            [...chart.lines.map((line) => line.label), ...bands.map(([name]) => name)].map((name) =>
-              t.th({ key: name, class: 'num' }, name.charAt(0).toUpperCase() + name.slice(1)),
-            ),
-          ),
-        ),
-        t.tbody(
-          null,
-          rows.map((i) =>
-            t.tr(
-              {
-                key: i,
-                class:
-                  chart.onset !== null && chart.x[i] >= chart.onset && !(chart.x[i - 1] >= chart.onset) ? 'here' : '',
-              },
-              t.td({ class: 'nowrap' }, chart.axis === 'step' ? count(chart.x[i]) : timeOfDay(chart.x[i])),
-              chart.lines.map((line) => t.td({ key: line.label, class: 'num nowrap' }, cell(line.values[i]))),
-              bands.map(([name, values]) => t.td({ key: name, class: 'num nowrap' }, cell(values[i]))),
-            ),
-          ),
-        ),
-      ),
-    ),
+    Table({
+      label: `${chart.title} in numbers`,
+      frame: 'maptable',
+      rows,
+      keyOf: (i) => i,
+      rowProps: (i) => ({
+        class: chart.onset !== null && chart.x[i] >= chart.onset && !(chart.x[i - 1] >= chart.onset) ? 'here' : '',
+      }),
+      columns: [
+        {
+          label: chart.axis === 'step' ? 'Step' : 'Time',
+          class: 'nowrap',
+          cell: (i) => (chart.axis === 'step' ? count(chart.x[i]) : timeOfDay(chart.x[i])),
+        },
+        ...[...lines, ...bands].map(([name, values]) => ({
+          label: name.charAt(0).toUpperCase() + name.slice(1),
+          class: 'num nowrap',
+          cell: (/** @type {number} */ i) => cell(values[i]),
+        })),
+      ],
+    }),
     rows.length < chart.x.length
       ? t.p(
           { class: 'note padded' },
