@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -52,8 +53,8 @@ ANSWERS = {
     "How do I paste": ("[aria-live=polite] >> nth=0", r"Markdown copied"),
     "How do I come back": ("[aria-live=polite] >> nth=0", r"Saved as mine"),
 }  # fmt: skip
-# What these keys bring, which the next one needs.
-FLOATS = {"x": "[role=menu]", "v": "dialog input[type=text]", "c": ".fields button:focus"}
+# What these keys bring, which the next one needs; on one page, where it is named.
+FLOATS = {"x": "[role=menu]", "v": "dialog input[type=text]", "logs c": ".fields button:focus"}
 
 
 class Task(NamedTuple):
@@ -83,8 +84,9 @@ def act(page: Any, action: str) -> None:
     else:
         for key in keys.split(" "):
             page.keyboard.press(key)
-        if keys in FLOATS:
-            page.locator(FLOATS[keys]).wait_for()
+        here = urlsplit(page.url).path.rpartition("/")[2]
+        if floats := FLOATS.get(keys, FLOATS.get(f"{here} {keys}")):
+            page.locator(floats).wait_for()
 
 
 def test_there_are_twenty_questions_and_more_of_few_actions() -> None:
