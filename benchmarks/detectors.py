@@ -13,10 +13,11 @@ import resource
 import time
 from itertools import count
 
+import msgspec
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column
+from rankscope.wire.chunk import Column, encode_chunk
 from rankscope_server.analysis.state import RunState
 from tests.analysis.simulator import START_NS
 from tests.analysis.timeline import Timeline, data_parallel, groups_of, noisy, pipeline
@@ -52,20 +53,18 @@ def moved(
     if chunk.kind == "collectives":
         peer = np.asarray(columns["peer_rank"])
         new["peer_rank"] = np.where(peer >= 0, peer + rank - chunk.rank, -1)
+        chunk = msgspec.structs.replace(chunk, data=encode_chunk(new))
     chunk = replace_chunk(chunk, rank, shift_ns)
     return chunk, new
 
 
 def replace_chunk(chunk: schema.Chunk, rank: int, shift_ns: int) -> schema.Chunk:
     """Return the envelope of another rank; every chunk is one that was never seen."""
-    values = {name: getattr(chunk, name) for name in chunk.__struct_fields__}
-    values |= {
-        "rank": rank,
-        "time_lo_ns": chunk.time_lo_ns + shift_ns,
-        "time_hi_ns": chunk.time_hi_ns + shift_ns,
-        "data": str(next(_NUMBERS)).encode(),
-    }
-    return schema.Chunk(**values)
+    data = chunk.data if chunk.kind == "collectives" else str(next(_NUMBERS)).encode()
+    return msgspec.structs.replace(
+        chunk, rank=rank, time_lo_ns=chunk.time_lo_ns + shift_ns,
+        time_hi_ns=chunk.time_hi_ns + shift_ns, data=data,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column
+from rankscope.wire.chunk import Column, encode_chunk
 from rankscope_server.analysis.state import RunState
 from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Issued, Machine, Op, Rank
@@ -365,7 +365,8 @@ def _chunk(
 ) -> tuple[schema.Chunk, dict[str, Column]]:
     times = np.asarray(columns["started_ns" if kind == "steps" else "arrived_ns"])
     lo, hi = int(times.min()), int(times.max())
-    data = f"{kind} {rank} {lo}".encode()
+    is_read = kind == "collectives"  # of steps the columns are all that is
+    data = encode_chunk(columns) if is_read else f"{kind} {rank} {lo}".encode()
     count = len(times)
     chunk = schema.Chunk(
         kind=kind, attempt=0, rank=rank, host="", count=count, time_lo_ns=lo, time_hi_ns=hi,

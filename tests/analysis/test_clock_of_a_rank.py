@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from tests.analysis.collective_columns import columns_of
@@ -25,10 +26,11 @@ def findings(shift_ms: dict[int, np.ndarray], ranks: int = 4, seed: int = 1) -> 
     for rank in range(ranks):
         state.apply_record(registered(rank, ranks, backend="gloo"))
         moved = shift_ms.get(rank, np.zeros(STEPS))
+        columns = columns_of(starts[:, rank] + moved, ends[:, rank] + moved)
         state.apply_chunk(
             schema.Chunk(kind="collectives", attempt=0, rank=rank, host="node-0", count=STEPS,
-                         time_lo_ns=START_NS, time_hi_ns=START_NS, data=b"%d" % rank),
-            columns_of(starts[:, rank] + moved, ends[:, rank] + moved),
+                         time_lo_ns=START_NS, time_hi_ns=START_NS, data=encode_chunk(columns)),
+            columns,
         )  # fmt: skip
     found = state.look(START_NS + 60 * 10**9).findings
     return [one for one in found if one.detector == "clock"]

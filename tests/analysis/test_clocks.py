@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.observe.clock_table import ClockTable, synchronising
@@ -196,7 +197,7 @@ def finding_hosts(offsets: list[float], seed: int = 0) -> list[tuple[str, str]]:
             host=name(host), pid=1, backend="gloo",
         ))  # fmt: skip
         columns = columns_of(starts[:, host] + move, ends[:, host] + move)
-        data = f"{host}".encode()
+        data = encode_chunk(columns)
         state.apply_chunk(
             schema.Chunk(kind="collectives", attempt=0, rank=host, host=name(host), count=200,
                          time_lo_ns=START_NS, time_hi_ns=START_NS, data=data), columns,

@@ -7,11 +7,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column
+from rankscope.wire.chunk import Column, encode_chunk
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from rankscope_server.observe.alignment import Edit, align, foretell
@@ -102,7 +103,7 @@ def chunk(
     }  # fmt: skip
     times = columns["arrived_ns"]
     assert not isinstance(times, list)
-    data = f"{rank} {group} {first}".encode()
+    data = encode_chunk(columns)
     return schema.Chunk(
         kind="collectives", attempt=0, rank=rank, host="", count=count, data=data,
         time_lo_ns=int(times.min()), time_hi_ns=int(times.max()),
@@ -331,14 +332,9 @@ def test_a_second_program_of_the_same_ranks_counts_from_one_again() -> None:
     state.apply_chunk(*old[3])  # late: of the program before
     for rank in range(4):
         part, columns = chunk(rank, second[:40], 1, "0")
-        later = {"arrived_ns": np.asarray(columns["arrived_ns"]) + 11_000 * MS}
-        state.apply_chunk(schema_replace(part, b"again"), columns | later)
+        later = columns | {"arrived_ns": np.asarray(columns["arrived_ns"]) + 11_000 * MS}
+        state.apply_chunk(msgspec.structs.replace(part, data=encode_chunk(later)), later)
     assert not desyncs(state.look(again_ns + 60_000 * MS))
-
-
-def schema_replace(part: schema.Chunk, data: bytes) -> schema.Chunk:
-    values = {name: getattr(part, name) for name in part.__struct_fields__}
-    return schema.Chunk(**values | {"data": data + part.data})
 
 
 def test_a_rank_that_says_nothing_fills_no_memory() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import decode_chunk
+from rankscope.wire.chunk import decode_chunk, encode_chunk
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from rankscope_server.verdict.answers import Look
@@ -110,7 +110,9 @@ def on_device(
             columns["flags"] = exchanges | (schema.FLAG_BY_ENGINE if is_ddp else 0)
             if operation:
                 columns["operation"] = [operation] * what[0].count  # type: ignore[assignment]
-            items.append((at, (what[0], {**what[1], **columns})))
+            columns = {**what[1], **columns}
+            chunk = msgspec.structs.replace(what[0], data=encode_chunk(columns))
+            items.append((at, (chunk, columns)))
     return items
 
 

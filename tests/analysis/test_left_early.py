@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column
+from rankscope.wire.chunk import Column, encode_chunk
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from tests.analysis.collective_columns import columns_of
@@ -30,7 +30,8 @@ def findings(
         columns["group"] = ["0"] * count
         state.apply_chunk(
             schema.Chunk(kind="collectives", attempt=0, rank=rank, host="a", count=count,
-                         time_lo_ns=START_NS, time_hi_ns=now_ns, data=b"%d" % rank), columns,
+                         time_lo_ns=START_NS, time_hi_ns=now_ns, data=encode_chunk(columns)),
+            columns,
         )  # fmt: skip
         waits = is_open and count == max(issued)
         standing = schema.GroupState(

@@ -9,9 +9,11 @@ import tracemalloc
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
+from rankscope.wire.chunk import encode_chunk
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.replay.event_graph import CycleError, GraphBuilder
 from rankscope_server.replay.recorded_program import NoReplay
@@ -152,6 +154,17 @@ def test_relabelled_shifted_and_scaled_jobs_give_the_same_ratio() -> None:
     assert ratio(20.0, range(ranks), 2, 0.0) == pytest.approx(plain, abs=0.01)
 
 
+def without_waits(items: Sequence[Item]) -> list[Item]:
+    """Return items in which no collective says for how long it was waited for."""
+    found = []
+    for arrival, what in items:
+        if isinstance(what, tuple) and what[0].kind == "collectives":
+            columns = {**what[1], "blocked_ns": np.zeros(len(what[1]["step"]), np.int64)}
+            what = msgspec.structs.replace(what[0], data=encode_chunk(columns)), columns
+        found.append((arrival, what))
+    return found
+
+
 def test_what_cannot_be_replayed_says_why() -> None:
     def reason(items: Sequence[Item]) -> str:
         with pytest.raises(NoReplay) as error:
@@ -168,12 +181,7 @@ def test_what_cannot_be_replayed_says_why() -> None:
         if not isinstance(i[1], tuple) or i[1][0].kind == "steps" or i[1][0].rank != 2
     ]
     assert reason(silent) == "no collectives of rank 2 are known"
-    blind = []
-    for arrival, what in items:
-        if isinstance(what, tuple) and what[0].kind == "collectives":
-            what = (what[0], {**what[1], "blocked_ns": np.zeros(len(what[1]["step"]), np.int64)})
-        blind.append((arrival, what))
-    assert "of the time for which ranks were blocked" in reason(blind)
+    assert "of the time for which ranks were blocked" in reason(without_waits(items))
     restless = random.Random(0)
 
     def program(rank: int, step: int) -> list[Act]:
@@ -186,12 +194,7 @@ def test_what_cannot_be_replayed_says_why() -> None:
 
 
 def test_a_replay_that_failed_keeps_nothing_of_what_it_read() -> None:
-    items = [
-        (arrival, what) if not isinstance(what, tuple) or what[0].kind == "steps"
-        else (arrival, (what[0], {**what[1], "blocked_ns": np.zeros_like(what[1]["blocked_ns"])}))
-        for arrival, what in ddp_job(1, steps=128).items()
-    ]  # fmt: skip
-    state = attempt_of(items)
+    state = attempt_of(without_waits(ddp_job(1, steps=128).items()))
     newest = partial(state.replays.newest, state.steps, state.ranks, state.groups, POLICY)
     with pytest.raises(NoReplay, match="of the time for which"):
         newest()

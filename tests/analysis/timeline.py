@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column
+from rankscope.wire.chunk import Column, encode_chunk
 from rankscope_server.diagnose.attempt import AttemptState
 from tests.analysis.records import grouped
 from tests.analysis.simulator import MS, START_NS, Item
@@ -263,9 +263,10 @@ def _chunk(
     }
     times = np.asarray(columns["started_ns" if kind == "steps" else "arrived_ns"])
     lo, hi = int(times.min()), int(times.max())
+    is_read = kind == "collectives"  # of steps the columns are all that is
     return schema.Chunk(
         kind=kind, attempt=0, rank=rank, host="", count=len(rows), time_lo_ns=lo, time_hi_ns=hi,
-        data=f"{kind} {rank} {lo}".encode(),
+        data=encode_chunk(columns) if is_read else f"{kind} {rank} {lo}".encode(),
     ), columns  # fmt: skip
 
 

@@ -117,6 +117,7 @@ def relabelled(items: Iterable[Item], new: Sequence[int]) -> list[Item]:
             if "peer_rank" in columns:
                 peers = np.asarray(columns["peer_rank"])
                 columns = columns | {"peer_rank": np.where(peers < 0, -1, names[peers])}
+                chunk = msgspec.structs.replace(chunk, data=encode_chunk(columns))
             found.append((arrival, (msgspec.structs.replace(chunk, rank=new[chunk.rank]), columns)))
             continue
         record = msgspec.structs.replace(what, rank=new[what.rank]) if what.rank >= 0 else what

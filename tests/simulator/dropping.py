@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column
+from rankscope.wire.chunk import Column, encode_chunk
 from tests.simulator.told import Item
 
 Source: TypeAlias = Literal[
@@ -142,7 +142,7 @@ def _chunk_left(
     if drop.source in ("everything", chunk.kind) or (
         chunk.kind == "collectives" and drop.source in _NO_CALLS
     ):
-        return None if rows.all() else (chunk, _only(columns, ~rows))
+        return None if rows.all() else _only(chunk, columns, ~rows)
     if chunk.kind == "steps" and drop.source in BLIND:
         names = (*_WAITS, "num_collectives")
         blank = {name: np.where(rows, 0, np.asarray(columns[name])) for name in names}
@@ -158,9 +158,13 @@ def _chunk_left(
     return what
 
 
-def _only(columns: dict[str, Column], rows: np.ndarray) -> dict[str, Column]:
+def _only(
+    chunk: schema.Chunk, columns: dict[str, Column], rows: np.ndarray
+) -> tuple[schema.Chunk, dict[str, Column]]:
     places = np.flatnonzero(rows)
-    return {
+    left = {
         name: values[rows] if isinstance(values, np.ndarray) else [values[at] for at in places]
         for name, values in columns.items()
     }  # fmt: skip
+    data = encode_chunk(left) if chunk.kind == "collectives" else chunk.data
+    return msgspec.structs.replace(chunk, data=data), left

@@ -229,7 +229,8 @@ class Recording:
     ) -> tuple[schema.Chunk, dict[str, Column]]:
         times = np.asarray(columns[time])
         low, high = int(times.min()), int(times.max())
-        data = encode_chunk(columns) if self.encode else f"{kind} {rank} {low}".encode()
+        is_read = self.encode or kind == "collectives"  # of steps the columns are all that is
+        data = encode_chunk(columns) if is_read else f"{kind} {rank} {low}".encode()
         chunk = schema.Chunk(
             kind=kind, attempt=0, rank=rank, host=self.job.host(rank), count=len(times),
             time_lo_ns=low, time_hi_ns=high, data=data,

@@ -172,7 +172,7 @@ class AttemptState:
         else:
             calls = calls or shapes_of(columns)
             self._waiting_calls.append(
-                RankCalls(chunk.rank if ranks is None else ranks, columns, calls)
+                RankCalls(chunk.rank if ranks is None else ranks, columns, calls, chunk.data)
             )
             self._num_waiting += len(calls.codes)
         if self._num_waiting > _MAX_WAITING:
@@ -187,12 +187,13 @@ class AttemptState:
             self.facts.sums.add(taken)
         calls, self._waiting_calls = self._waiting_calls, []
         if calls:
-            self._take_collectives(side_by_side(calls))
+            events = side_by_side(calls)
+            self.replays.events.add(calls, events)
+            self._take_collectives(events)
 
     def _take_collectives(self, events: Collectives) -> None:
         self.times.add(events)
         self.calls.add(events)
-        self.replays.events.add(events)
         timed = synchronising(events)
         self.clocks.add(timed, {rank: known.host for rank, known in self.ranks.items()})
         for host, chosen in self._by_host(timed):

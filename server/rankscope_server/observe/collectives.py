@@ -14,8 +14,7 @@ from rankscope_server.findings.statistics import Array
 
 # What tables look at, beside what all events of a shape have in common.
 NUMBERS: tuple[str, ...] = (
-    "sequence", "step", "arrived_ns", "started_ns", "duration_ns", "device_duration_ns",
-    "returned_ns", "blocked_ns", "size_bytes", "input_bytes", "output_bytes", "peer_rank", "state",
+    "sequence", "step", "arrived_ns", "duration_ns", "input_bytes", "output_bytes", "state",
     "flags",
 )  # fmt: skip
 
@@ -27,6 +26,7 @@ class RankCalls:
     rank: int | Array
     columns: Mapping[str, Column]
     calls: ShapedCalls
+    data: bytes = b""  # the chunk itself
 
 
 @dataclass(frozen=True, eq=False)
