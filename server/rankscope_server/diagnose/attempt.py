@@ -34,7 +34,7 @@ from rankscope_server.findings.steadiness import Steadiness
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.calls import CallTable
 from rankscope_server.observe.clock_table import ClockTable, synchronising
-from rankscope_server.observe.collectives import Collectives, RankCalls, side_by_side
+from rankscope_server.observe.collectives import Collectives, RankCalls, joined, side_by_side
 from rankscope_server.observe.declared_work import DeclaredWork
 from rankscope_server.observe.device_steps import DeviceSteps
 from rankscope_server.observe.facts import Facts
@@ -56,6 +56,7 @@ _MAX_LAYERS = 65_536
 _MAX_STACKS = 24  # of a rank
 _MAX_LOCAL_RANKS = 32  # of a host whose clocks are compared with each other
 _LOCAL_STRIDE = 4  # of the operations that are: a clock that is wrong stays so
+_MAX_WAITING_OF_HOST = 4_096  # of these
 LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
 _Kept = TypeVar("_Kept", RankRegistered, RankState, Stacks)
 
@@ -105,6 +106,7 @@ class AttemptState:
         self._waiting_steps: list[tuple[int, Mapping[str, Column]]] = []
         self._waiting_calls: list[RankCalls] = []
         self._num_waiting = 0
+        self._waiting_timed: list[Collectives] = []  # that clocks of ranks of a host have not yet
         self._seen_ns: dict[int, int] = {}  # host's clock: newest time of anything of a rank
         self._takers: dict[type, Callable[[Any], None]] = {
             RankEnded: self._end,
@@ -123,6 +125,7 @@ class AttemptState:
         self.is_news = True
         if isinstance(record, RankRegistered):  # what came before is of the program before
             self.take_waiting()
+            self._compare_on_hosts()
         if record.rank >= 0:
             self._seen(record.rank, record.time_ns)
         if isinstance(record, RankRegistered):
@@ -196,28 +199,27 @@ class AttemptState:
         self.calls.add(events)
         timed = synchronising(events)
         self.clocks.add(timed, {rank: known.host for rank, known in self.ranks.items()})
-        for host, chosen in self._by_host(timed):
-            if host not in self.rank_clocks:
-                self.rank_clocks[host] = ClockTable(stride=_LOCAL_STRIDE, host=host)
-            self.rank_clocks[host].add(timed, chosen=chosen)
+        is_kept = (timed["sequence"] & (_LOCAL_STRIDE - 1)) == 0
+        self._waiting_timed.append(timed.where(np.flatnonzero(is_kept), tuple(timed.numbers)))
+        num_hosts = max(len(self.rank_clocks), 1)
+        if sum(map(len, self._waiting_timed)) > _MAX_WAITING_OF_HOST * num_hosts:
+            self._compare_on_hosts()
 
-    def _by_host(self, events: Collectives) -> Iterator[tuple[str, Array]]:
-        """Yield the events of each host whose ranks' clocks are compared with each other."""
+    def _compare_on_hosts(self) -> None:
+        """Give what came since the last time to the tables of the hosts' ranks: few look there."""
+        waiting, self._waiting_timed = self._waiting_timed, []
+        if not waiting:
+            return
         hosts = {
             rank: known.host
             for rank, known in self.ranks.items()
             if 1 < known.local_world_size <= _MAX_LOCAL_RANKS
         }
-        numbers: dict[str, int] = {}
-        of_host = events.of_ranks(
-            lambda rank: numbers.setdefault(hosts[rank], len(numbers)) if rank in hosts else -1,
-            np.arange(len(events)),
-        )
-        order = np.argsort(of_host.astype(np.int16 if len(numbers) < 1 << 15 else np.int64),
-                           kind="stable")  # fmt: skip
-        begins = np.searchsorted(of_host[order], np.arange(len(numbers) + 1))
-        for host, place in numbers.items():
-            yield host, order[begins[place] : begins[place + 1]]
+        timed = joined(waiting)
+        for host, chosen in _by_host(timed, hosts):
+            if host not in self.rank_clocks:
+                self.rank_clocks[host] = ClockTable(stride=_LOCAL_STRIDE, host=host)
+            self.rank_clocks[host].add(timed, chosen=chosen)
 
     def _seen_in(self, chunk: Chunk, columns: Mapping[str, Column], ranks: Array | None) -> None:
         """Take note of when a chunk says that its ranks lived; a rank's peers say nothing of it."""
@@ -349,6 +351,7 @@ class AttemptState:
     ) -> Window:
         """Return what detectors look at."""
         self.take_waiting()
+        self._compare_on_hosts()
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
             self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)
@@ -388,6 +391,20 @@ class AttemptState:
             earlier=earlier,
             is_newest=is_newest,
         )
+
+
+def _by_host(events: Collectives, hosts: Mapping[int, str]) -> Iterator[tuple[str, Array]]:
+    """Yield the events of each host; of a rank that is not in `hosts` there are none."""
+    numbers: dict[str, int] = {}
+    of_host = events.of_ranks(
+        lambda rank: numbers.setdefault(hosts[rank], len(numbers)) if rank in hosts else -1,
+        np.arange(len(events)),
+    )
+    order = np.argsort(of_host.astype(np.int16 if len(numbers) < 1 << 15 else np.int64),
+                       kind="stable")  # fmt: skip
+    begins = np.searchsorted(of_host[order], np.arange(len(numbers) + 1))
+    for host, place in numbers.items():
+        yield host, order[begins[place] : begins[place + 1]]
 
 
 def _keep_newest(known: dict[int, _Kept], record: _Kept) -> None:

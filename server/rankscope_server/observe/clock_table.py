@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,15 +89,19 @@ class ClockTable:
 
         `clock_of` gives the host of a rank; a rank that has none there has a clock of its own.
         """
+        kept = self._kept(events, chosen)
+        if not len(kept):
+            return
+        self._met = None
         names, known = clock_of or {}, self._clock_numbers
-        for group, places in events.by_group(self._kept(events, chosen)):
-            held = self._operations.get(group)
-            if held is None:
-                held = self._operations[group] = OperationClockTimes(self._stride)
-            clocks = events.of_ranks(
-                lambda rank: known.setdefault(names.get(rank) or rank, len(known)), places
-            )
-            self._take(group, held, events, places, clocks)
+        clocks = events.of_ranks(
+            lambda rank: known.setdefault(names.get(rank) or rank, len(known)), kept
+        )
+        numbers, starts_ns = events["sequence"][kept], events["arrived_ns"][kept]
+        ends_ns = starts_ns + events["duration_ns"][kept]
+        self._note_all(clocks, starts_ns)
+        for group, those in events.places_by_group(kept):
+            self._take(group, numbers[those], clocks[those], starts_ns[those], ends_ns[those])
 
     def _kept(self, events: Collectives, chosen: Array | None) -> Array:
         """Return the places of events, of all or those `chosen`, that the tables keep now."""
@@ -112,30 +117,31 @@ class ClockTable:
         return kept
 
     def _take(
-        self, group: str, held: OperationClockTimes, events: Collectives, places: Array,
-        clocks: Array,
-    ) -> None:  # fmt: skip
+        self, group: str, numbers: Array, clocks: Array, starts_ns: Array, ends_ns: Array
+    ) -> None:
         """Take events of a group; they are put into its table when that is read."""
-        self._met = None
-        numbers, starts_ns = events["sequence"][places], events["arrived_ns"][places]
+        held = self._operations.get(group)
+        if held is None:
+            held = self._operations[group] = OperationClockTimes(self._stride)
         late = (numbers <= self._used.get(group, 0)) & held.may_hold(numbers)
         if late.any():
             self._estimate = None
-        ends_ns = starts_ns + events["duration_ns"][places]
         waiting = self._waiting.setdefault(group, [])
         waiting.append((numbers, clocks, starts_ns, ends_ns))
         if sum(len(part[0]) for part in waiting) > _MAX_WAITING:
             self._put_waiting(group)
+
+    def _note_all(self, clocks: Array, times_ns: Array) -> None:
+        """Note what time it was for each clock."""
         names = list(self._clock_numbers)
         order = np.argsort(clocks, kind="stable")
-        clocks, starts_ns = clocks[order], starts_ns[order]
+        clocks, times_ns = clocks[order], times_ns[order]
         begins = np.flatnonzero(np.diff(clocks, prepend=-1))
         oldest, newest = (
-            reduce.reduceat(starts_ns, begins).tolist() for reduce in (np.minimum, np.maximum)
+            reduce.reduceat(times_ns, begins).tolist() for reduce in (np.minimum, np.maximum)
         )
         for clock, low, high in zip(clocks[begins].tolist(), oldest, newest, strict=True):
-            self._note(names[clock], low)
-            self._note(names[clock], high)
+            self._note(names[clock], low, high)
 
     def _put_waiting(self, group: str) -> None:
         """Put what came of a group since the last time into its table, as one."""
@@ -154,15 +160,15 @@ class ClockTable:
         known[record.time_ns] = Exchange(record.time_ns, -record.offset_ns, record.band_ns)
         if len(known) > _KEPT_EXCHANGES:
             del known[min(known)]
-        self._note(record.host, record.time_ns)
+        self._note(record.host, record.time_ns, record.time_ns)
 
-    def _note(self, who: str | int, time_ns: int) -> None:
-        """Note what time it is for a host, and that what the estimate rests on has changed."""
-        oldest_ns, newest_ns = self._span_ns.get(who, (time_ns, time_ns))
-        self._span_ns[who] = (min(oldest_ns, time_ns), max(newest_ns, time_ns))
-        if time_ns < self._cut_ns:
+    def _note(self, who: str | int, low_ns: int, high_ns: int) -> None:
+        """Note what time it was for a host, and whether the estimate rests on other times now."""
+        oldest_ns, newest_ns = self._span_ns.get(who, (low_ns, high_ns))
+        self._span_ns[who] = (min(oldest_ns, low_ns), max(newest_ns, high_ns))
+        if low_ns < self._cut_ns:
             self._estimate = None
-        if time_ns < self._leads_cut_ns:
+        if low_ns < self._leads_cut_ns:
             self._leads = None
 
     def clocks(self, host_of: Mapping[int, str], drift_ratio: float) -> Clocks:
@@ -175,7 +181,9 @@ class ClockTable:
             return Clocks((), np.zeros((0, 0)))
         hosts = sorted({host for host in host_of.values() if host} | set(self._exchanges))
         # In the middle of the hosts: the clock of one may be far off.
-        oldest_ns, newest_ns = np.median(list(self._span_ns.values()), 0).astype(int).tolist()
+        oldest_ns, newest_ns = (
+            int(median(ends)) for ends in zip(*self._span_ns.values(), strict=True)
+        )
         self._cut_ns, lag_ns = NEVER_NS, 0
         if len(hosts) > _FEW_HOSTS or self._is_paced:
             every_ns = self._every_ns() * (1 + len(hosts) // _HOSTS_PER_INTERVAL)

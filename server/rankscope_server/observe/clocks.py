@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -113,8 +114,12 @@ class Clocks:
     def against_all(self) -> dict[str, tuple[float, float]]:
         """Return for each host how far it is ahead of the middle of all hosts, and the band, ms.
 
-        Hosts that nothing connects with most of the others are left out.
+        Hosts that nothing connects with most of the others are left out. Not to be changed.
         """
+        return self._against_all
+
+    @cached_property
+    def _against_all(self) -> dict[str, tuple[float, float]]:
         if len(self.hosts) < 2:
             return {}
         middle, band = self._middle / 1e6, self._band / 1e6

@@ -77,6 +77,11 @@ class Collectives:
 
     def by_group(self, chosen: Array) -> Iterator[tuple[str, Array]]:
         """Yield each group with its events of those `chosen` (ascending places), in their order."""
+        for group, places in self.places_by_group(chosen):
+            yield group, chosen[places]
+
+    def places_by_group(self, chosen: Array) -> Iterator[tuple[str, Array]]:
+        """Yield each group with the places of its events among those `chosen`, in their order."""
         groups, of_shape = self._groups
         of_group = of_shape[self.codes[chosen]]
         order = np.argsort(of_group.astype(np.uint16) if len(groups) < 1 << 16 else of_group,
@@ -84,7 +89,7 @@ class Collectives:
         ends = np.cumsum(np.bincount(of_group, minlength=1))
         for place in np.flatnonzero(np.diff(ends, prepend=0)).tolist():
             begin = int(ends[place - 1]) if place else 0
-            yield groups[place], chosen[order[begin : int(ends[place])]]
+            yield groups[place], order[begin : int(ends[place])]
 
 
 def _looked_up(keys: Array, value_of: Callable[[int], int]) -> Array:
@@ -94,6 +99,20 @@ def _looked_up(keys: Array, value_of: Callable[[int], int]) -> Array:
         table[key] = value_of(key)
     found: Array = table[keys]
     return found
+
+
+def joined(parts: Sequence[Collectives]) -> Collectives:
+    """Return events with the same columns, one after the other."""
+    places: dict[CallShape, int] = {}
+    codes = [
+        np.array([places.setdefault(one, len(places)) for one in part.shapes])[part.codes]
+        for part in parts
+    ]
+    numbers = {
+        name: np.concatenate([part.numbers[name] for part in parts]) for name in parts[0].numbers
+    }
+    ranks = np.concatenate([part.rank for part in parts])
+    return Collectives(ranks, numbers, np.concatenate(codes), list(places))
 
 
 def side_by_side(chunks: Sequence[RankCalls]) -> Collectives:
