@@ -59,15 +59,19 @@ class Made(NamedTuple):
     rank: Array
     number: Array
     code: Array  # a place in `CallTable.calls`
+    at: Array  # where step and time of each are: only those of calls that differ are read
     step: Array
     time_ns: Array
-    is_state: Array  # known from the state of a rank, not from a chunk
+    is_state: bool  # known from states of ranks, not from chunks
 
     def where(self, chosen: Array) -> Made:
         """Return some of them: those at places, or where a mask is set."""
         if chosen.dtype == bool and chosen.all():
             return self
-        return Made(*(column[chosen] for column in self))
+        return self._replace(
+            rank=self.rank[chosen], number=self.number[chosen], code=self.code[chosen],
+            at=self.at[chosen],
+        )  # fmt: skip
 
 
 class Exchanges:
@@ -141,6 +145,7 @@ class Track:
         # In a thinned step no chunk completes what is known from states alone.
         self._is_from_chunk = np.zeros(0, bool)
         self._ranks = np.zeros(0, np.int64)
+        # Rows lie one after the other in memory: cells are found by one number.
         self._has_called = np.zeros((0, 0), bool)  # ranks x numbers
         self._known_calls = np.zeros((0, 0), bool)  # ranks x codes
 
@@ -211,18 +216,22 @@ class Track:
         """Take calls; the same call again changes nothing. `kinds` are calls without their site."""
         self._know(np.flatnonzero(np.bincount(made.rank)), np.zeros(0, np.int64))
         self._note_sites(made, calls)
-        wanted = (made.number > self.given_up) & (made.number <= self.broken + _AFTER)
-        made = made.where(wanted)
-        if not len(made.rank):
+        numbers = _distinct(made.number)
+        wanted = (numbers > self.given_up) & (numbers <= self.broken + _AFTER)
+        if not wanted.all():
+            made = made.where((made.number > self.given_up) & (made.number <= self.broken + _AFTER))
+            numbers = numbers[wanted]
+        if not len(numbers):
             return
         if self.alias:
             made = made._replace(code=self._in_their_terms(made))
-        self._know(np.zeros(0, np.int64), _distinct(made.number))
-        self.newest = max(self.newest, int(made.number.max()))
-        places = _places(self._numbers, made.number)
-        self._is_from_chunk[places[~made.is_state]] = True
-        is_open = ~self._is_agreed[places]
-        if not is_open.all():
+        self._know(np.zeros(0, np.int64), numbers)
+        self.newest = max(self.newest, int(numbers[-1]))
+        columns, places = (_places(self._numbers, those) for those in (numbers, made.number))
+        if not made.is_state:
+            self._is_from_chunk[columns] = True
+        if self._is_agreed[columns].any():
+            is_open = ~self._is_agreed[places]
             made, places = made.where(is_open), places[is_open]
         self._take(made, places, kinds)
         self._agree_on_complete()
@@ -267,7 +276,7 @@ class Track:
             more = np.zeros((len(self._ranks), len(calls) - self._known_calls.shape[1]), bool)
             self._known_calls = np.concatenate([self._known_calls, more], axis=1)
         rows = _places(self._ranks, made.rank)
-        news = ~self._known_calls[rows, made.code]
+        news = ~self._known_calls.reshape(-1)[rows * self._known_calls.shape[1] + made.code]
         if news.any():
             pairs = np.unique(rows[news] * len(calls) + made.code[news])
             for row, code in np.stack(divmod(pairs, len(calls)), axis=1).tolist():
@@ -286,11 +295,10 @@ class Track:
 
     def _take(self, made: Made, places: Array, kinds: Array) -> None:
         rows = _places(self._ranks, made.rank)
-        num_before = np.count_nonzero(self._has_called)
-        is_known = self._has_called[rows, places]
-        self._has_called[rows, places] = True
-        if np.count_nonzero(self._has_called) - num_before < len(rows):
-            news = ~is_known & self._is_first(rows, places)
+        cells, had_called = rows * len(self._numbers) + places, self._has_called.copy()
+        self._has_called.reshape(-1)[cells] = True
+        if np.count_nonzero(self._has_called) - np.count_nonzero(had_called) < len(rows):
+            news = ~had_called.reshape(-1)[cells] & self._is_first(rows, places)
             made, places = made.where(news), places[news]
         unknown = self._codes[places] == _UNCALLED
         self._codes[places[unknown][::-1]] = made.code[unknown][::-1]  # the first one stays
@@ -322,7 +330,8 @@ class Track:
                 row = self._differ[number] = {int(self._codes[at]): before} if before else {}
             for code, rank in zip(codes, ranks, strict=True):
                 row[code] = row.get(code, 0) | 1 << rank
-            times = made.step[begin:end].tolist(), made.time_ns[begin:end].tolist()
+            at = made.at[begin:end]
+            times = made.step[at].tolist(), made.time_ns[at].tolist()
             when = min(zip(*times, strict=True))
             known = self.first.get(number)
             self.first[number] = min(known, when) if known else when
@@ -361,7 +370,7 @@ class Track:
         self._numbers, self._codes = self._numbers[kept], self._codes[kept]
         self._is_agreed, self._is_odd = self._is_agreed[kept], self._is_odd[kept]
         self._is_from_chunk = self._is_from_chunk[kept]
-        self._has_called = self._has_called[:, kept]
+        self._has_called = self._has_called.take(np.flatnonzero(kept), axis=1)
 
 
 class CallTable:
@@ -400,16 +409,23 @@ class CallTable:
         """Take collectives of ranks."""
         self._take_states()
         codes = events.of_shapes(self._code(_key(shape)) for shape in events.shapes)
-        keep = (events["sequence"] > 0) & ((events["flags"] & FLAG_P2P) == 0)
-        keep &= (events["arrived_ns"] >= self._since_ns) & (codes != _TOO_MANY)
-        made = Made(
-            events.rank, events["sequence"], codes, events["step"], events["arrived_ns"],
-            np.zeros(len(events), bool),
-        )  # fmt: skip
-        is_exchange = events.of_shapes(shape.operation in EXCHANGES for shape in events.shapes)
+        number, time_ns = events["sequence"], events["arrived_ns"]
+        keep = (number > 0) & ((events["flags"] & FLAG_P2P) == 0)
+        if self._since_ns:
+            keep &= time_ns >= self._since_ns
+        if len(self.calls) >= MAX_CALLS:
+            keep &= codes != _TOO_MANY
+        of_shapes = [shape.operation in EXCHANGES for shape in events.shapes]
+        is_exchange = events.of_shapes(of_shapes) if any(of_shapes) else None
         for group, chosen in events.by_group(np.flatnonzero(keep)):
-            self._put(group, made.where(chosen))
-            self._put_exchanges(group, events, chosen[is_exchange[chosen] != 0])
+            rank = events.rank[chosen]
+            made = Made(
+                rank, number[chosen], codes[chosen], chosen, events["step"], time_ns,
+                is_state=False,
+            )  # fmt: skip
+            self._put(group, made)
+            if is_exchange is not None:
+                self._put_exchanges(group, events, chosen[is_exchange[chosen] != 0])
 
     def add_state(self, state: RankState) -> None:
         """Take the last and the oldest open call of each group of a rank: chunks report them later,
@@ -436,7 +452,8 @@ class CallTable:
         states, self._states = self._states, {}
         for group, rows in states.items():
             rank, number, code, step, time_ns = np.array(rows, np.int64).T
-            self._put(group, Made(rank, number, code, step, time_ns, np.ones(len(rows), bool)))
+            at = np.arange(len(rows))
+            self._put(group, Made(rank, number, code, at, step, time_ns, is_state=True))
 
     def _put(self, group: str, made: Made) -> None:
         self.num_taken += len(made.rank)
