@@ -3,8 +3,9 @@
 import { useEffect, useRef } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, plural } from '../format.js';
+import { useHeld } from '../live.js';
 import { setTitle } from '../page.js';
-import { CappedNote, Card, Icon, Problem, Skeleton, useHeld } from '../parts/bits.js';
+import { CappedNote, Card, Icon, Problem, Skeleton } from '../parts/bits.js';
 import { FindingsTable } from '../parts/finding.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';

@@ -3,8 +3,9 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { bytes, count, plural, words } from '../format.js';
+import { useHeld } from '../live.js';
 import { setTitle } from '../page.js';
-import { Card, Loaded, Table, useHeld, When } from '../parts/bits.js';
+import { Card, Loaded, Table, When } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, readRank, runPath, withQuery } from '../url.js';

@@ -3,8 +3,9 @@
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { count, duration, percent, plural, words } from '../format.js';
+import { useHeld } from '../live.js';
 import { now, setTitle } from '../page.js';
-import { Ago, Card, Command, Empty, Icon, Problem, Severity, Skeleton, Table, useHeld } from '../parts/bits.js';
+import { Ago, Card, Command, Empty, Icon, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';

@@ -347,52 +347,6 @@ export function LeftOutNote({ parts }) {
   return t.p({ class: 'note' }, `Not counted: ${texts.join('; ')}.`);
 }
 
-const HOLD_MS = 10_000;
-
-/**
- * Hold a value back while the reader points or types inside the element, so that a live change never
- * moves what they point at. After 10 s without a move it lets go.
- * @template T
- * @param {T} value
- * @param {import('preact').RefObject<HTMLElement | null>} ref
- * @param {string} identity a change of this is the reader's own doing and shows at once
- * @returns {{shown: T, held: boolean}}
- */
-export function useHeld(value, ref, identity) {
-  const shown = useRef({ value, identity });
-  const touched = useRef(0);
-  const [, again] = useState(0);
-  const element = ref.current;
-  useEffect(() => {
-    if (!element) return undefined;
-    const touch = () => {
-      touched.current = Date.now();
-    };
-    const leave = () => {
-      touched.current = 0;
-      again((n) => n + 1);
-    };
-    element.addEventListener('pointermove', touch);
-    element.addEventListener('keydown', touch);
-    element.addEventListener('pointerleave', leave);
-    return () => {
-      element.removeEventListener('pointermove', touch);
-      element.removeEventListener('keydown', touch);
-      element.removeEventListener('pointerleave', leave);
-    };
-  }, [element]);
-  const busy = Date.now() - touched.current < HOLD_MS;
-  const hold = busy && shown.current.identity === identity && shown.current.value !== null && value !== null;
-  if (!hold) shown.current = { value, identity };
-  const held = hold && shown.current.value !== value;
-  useEffect(() => {
-    if (!held) return undefined;
-    const timer = setTimeout(() => again((n) => n + 1), HOLD_MS);
-    return () => clearTimeout(timer);
-  }, [held, value]);
-  return { shown: shown.current.value, held };
-}
-
 /** The kinds of data that each page shows. @type {Record<string, string[]>} */
 const SHOWN = {
   overview: ['collectives', 'steps', 'samples', 'logs', 'events'],
