@@ -24,28 +24,28 @@ from tests.web.prefix import proxy
 
 pytestmark = pytest.mark.browser
 BAD, GOOD = "of-today", "of-yesterday"
-NODES = ("node-a", "node-b", "node-c")
+NODES = ("peer-a", "peer-b", "peer-c")
 WIDTHS = (420, 720, 1440, 2560)
 COMMAND = "sudo ufw prepend allow from 10.0.0.0/24 to any port 29500 proto tcp"
 CLOSED = CheckFinding(
-    id="port.master.reach", status="fail", title="node-b cannot reach node-a:29500",
-    nodes=("node-a",), edges=(("node-b", "node-a"),), lines=("node-b->node-a drop after 1.5 s",),
+    id="port.master.reach", status="fail", title="peer-b cannot reach peer-a:29500",
+    nodes=("peer-a",), edges=(("peer-b", "peer-a"),), lines=("peer-b->peer-a drop after 1.5 s",),
     fix=(
-        Fix(node="node-a", command=COMMAND, owner="admin"),
-        Fix(node="node-a", command="# ask who runs the switch", owner="provider"),
+        Fix(node="peer-a", command=COMMAND, owner="admin"),
+        Fix(node="peer-a", command="# ask who runs the switch", owner="provider"),
     ),
     impact="the others wait 15 min, then end", unless="the firewall was being changed",
 )  # fmt: skip
 LONG = CheckFinding(
-    id="lim.nofile", status="warn", title="node-c: 1024 files", nodes=("node-c",),
-    fix=(Fix(node="node-c", command="ulimit -n 65536 && " + "echo long; " * 200),),
+    id="lim.nofile", status="warn", title="peer-c: 1024 files", nodes=("peer-c",),
+    fix=(Fix(node="peer-c", command="ulimit -n 65536 && " + "echo long; " * 200),),
 )  # fmt: skip
 RESULTS = (
     Result(id="port.master.free", family="ports", status="ok"),
     Result(id="port.master.reach", family="ports", status="fail"),
     Result(id="lim.nofile", family="limits", status="warn"),
     Result(id="gpu.ecc", family="gpu", status="skipped", reason="no GPU on any node"),
-    Result(id="net.loss", family="paths", status="unknown", reason="node-c was too busy"),
+    Result(id="net.loss", family="paths", status="unknown", reason="peer-c was too busy"),
     Result(id="net.routes", family="paths", status="ok"),
 )
 
@@ -86,13 +86,13 @@ def kept(site: Site) -> str:
     bad = LaunchVerdict(**given, findings=(LONG, CLOSED), results=RESULTS)
     slow, unknown = edge(mbit=700.0), edge(mbit=None)
     put(
-        site, BAD, now - 60, bad, node_b_node_a=edge("drop", None), node_a_node_c=slow,
-        node_c_node_b=unknown,
+        site, BAD, now - 60, bad, peer_b_peer_a=edge("drop", None), peer_a_peer_c=slow,
+        peer_c_peer_b=unknown,
     )  # fmt: skip
     return BAD
 
 
-PAGES = ("preflight", f"preflight?run={SLOW}&node=node-a", f"preflight/{BAD}",
+PAGES = ("preflight", f"preflight?run={SLOW}&node=peer-a", f"preflight/{BAD}",
          f"preflight/{BAD}?metric=mbit", f"preflight/{GOOD}", "preflight?run=none")  # fmt: skip
 
 
@@ -111,10 +111,10 @@ def test_the_answer_is_that_of_the_api_and_worst_comes_first(
     watched = open_page(f"preflight/{kept}")
     answer = site.ask(f"preflight/runs/{kept}")
     assert watched.sentence() == answer["text"]
-    assert answer["text"] == "Do not launch yet: node-b cannot reach node-a:29500"
+    assert answer["text"] == "Do not launch yet: peer-b cannot reach peer-a:29500"
     page = watched.page
     found = page.locator(".pffinding h3")
-    assert "node-b cannot reach" in found.nth(0).inner_text()
+    assert "peer-b cannot reach" in found.nth(0).inner_text()
     assert "1024 files" in found.nth(1).inner_text()
     assert page.locator(".pffinding .command code").first.inner_text() == COMMAND
     assert page.get_by_text("Ask who runs the switch.").is_visible(), "no command: a person's work"
@@ -136,7 +136,7 @@ def test_the_matrix_has_a_direction_and_hatches_what_was_not_measured(
     matrix = page.get_by_role("region", name="Reachability from node to node")
     assert matrix.locator("td.pfbad").inner_text() == "dropped"
     assert matrix.locator("td.pfbad").get_attribute("title") == (
-        "node-b to node-a: dropped; named by port.master.reach"
+        "peer-b to peer-a: dropped; named by port.master.reach"
     )
     assert matrix.get_by_text("reached").count() == 5
     page.get_by_role("button", name="Bandwidth").focus()
@@ -147,7 +147,7 @@ def test_the_matrix_has_a_direction_and_hatches_what_was_not_measured(
     assert speeds.get_by_text("700 Mbit/s").get_attribute("class") == "l-4"
     assert speeds.get_by_text("9 Gbit/s").count() == 3
     assert speeds.locator("td.unmeasured").get_attribute("title") == (
-        "node-c to node-b: not measured"
+        "peer-c to peer-b: not measured"
     )
     assert speeds.locator("td.pfbad").inner_text() == "dropped", "no speed, and it is known why"
     watched.check()
@@ -163,9 +163,9 @@ def test_what_changed_since_the_last_good_one(
     paths.wait_for()
     compared = site.ask(f"preflight/runs/{kept}/compare?before={GOOD}")
     assert paths.locator("tbody tr").count() == len(compared["pairs"]) == 2
-    assert "node-b" in paths.locator("tbody tr").first.inner_text()
+    assert "peer-b" in paths.locator("tbody tr").first.inner_text()
     assert "1.13" not in paths.inner_text()
-    assert page.locator("main").get_by_text("node-c: 1024 files").count() == 3  # once as new
+    assert page.locator("main").get_by_text("peer-c: 1024 files").count() == 3  # once as new
     page.get_by_role("link", name="the one of").click()
     page.wait_for_url(f"**/preflight/{GOOD}")
     watched.settled()
@@ -174,7 +174,7 @@ def test_what_changed_since_the_last_good_one(
     watched.check()
 
 
-def test_commands_of_a_node_and_its_history(kept: str, open_page: Callable[..., Watched]) -> None:
+def test_commands_of_a_peer_and_its_history(kept: str, open_page: Callable[..., Watched]) -> None:
     watched = open_page(f"preflight/{kept}")
     watched.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = watched.page
@@ -190,14 +190,14 @@ def test_commands_of_a_node_and_its_history(kept: str, open_page: Callable[..., 
             page.wait_for_timeout(50)
         return text
 
-    assert copied("Copy 1 command for node-a") == COMMAND
-    assert copied("Copy command that repeats it on node-b") == (
-        "rankscope preflight --nodes node-a,node-b,node-c --node node-b"
+    assert copied("Copy 1 command for peer-a") == COMMAND
+    assert copied("Copy command that repeats it on peer-b") == (
+        "rankscope preflight --nodes peer-a,peer-b,peer-c --node peer-b"
     )
-    page.get_by_role("region", name="Nodes", exact=True).get_by_role("link", name="node-a").click()
-    page.wait_for_url("**/preflight?node=node-a")
+    page.get_by_role("region", name="Nodes", exact=True).get_by_role("link", name="peer-a").click()
+    page.wait_for_url("**/preflight?node=peer-a")
     page.get_by_text("a failure named it in 1 of 2").wait_for()
-    states = page.get_by_role("list", name="States of node-a").get_by_role("link")
+    states = page.get_by_role("list", name="States of peer-a").get_by_role("link")
     assert [one.get_attribute("class") for one in states.all()] == ["is-ok", "is-fail"]
     states.last.focus()
     page.keyboard.press("Enter")
@@ -216,7 +216,7 @@ def test_a_run_leads_to_its_preflights_by_keyboard_and_under_a_prefix(
         page.keyboard.press("p")
         page.wait_for_url(f"{url}/preflight?run={SLOW}")
         watched.settled()
-        assert watched.sentence() == "Do not launch yet: node-b cannot reach node-a:29500"
+        assert watched.sentence() == "Do not launch yet: peer-b cannot reach peer-a:29500"
         page.get_by_role("link", name="Why").click()
         page.wait_for_url(f"{url}/preflight/{BAD}")
         watched.settled()
