@@ -125,6 +125,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     while len(processes_of(tmp_path)) < 7 and time.monotonic() < deadline:
         time.sleep(0.2)  # demo, server, launcher, torchrun and ranks
     os.killpg(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGTERM)  # as make passes it on
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "have ended" in out

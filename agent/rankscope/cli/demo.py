@@ -93,6 +93,8 @@ class DemoCommand:
                 return 1
         plan = plans.draw(arguments.fault, arguments.ranks, arguments.strategy, arguments.seed)
         signal.signal(signal.SIGTERM, _as_interrupt)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _as_interrupt)
         directory = arguments.data_dir or _data_directory()
         may_move = arguments.data_dir is None
         demo = Demo(plan, directory.absolute(), arguments.port, may_move=may_move)
@@ -226,5 +228,8 @@ def _data_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="rankscope-"))
 
 
-def _as_interrupt(number: int, frame: object) -> None:
+def _as_interrupt(*_: object) -> None:
+    """End the demo by the first signal; a second would cut short what the first began to end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
