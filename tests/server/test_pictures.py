@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from rankscope.wire import schema
 from rankscope.wire.chunk import encode_chunk
-from rankscope_server.api.pictures.queries import LACKING, MAKERS
+from rankscope_server.api.pictures.queries import PICTURES
 from rankscope_server.api.pictures.subject import MAX_OTHERS
 from rankscope_server.findings.kinds import KINDS
 from rankscope_server.store import tables
@@ -162,7 +162,7 @@ def test_a_link_that_is_slow_or_loses_is_seen(sender: Sender, traffic: Any, key:
 
 def test_where_nothing_is_stored_it_is_said(sender: Sender) -> None:
     sender.send(schema.RunStarted(attempt=0, rank=-1, time_ns=1, name="run"))
-    for kind, reason in LACKING.items():
+    for kind, (reason, _) in PICTURES.items():
         number = stored(sender, kind=kind, key=f"0/x/{kind}", ranks=[0], hosts=["node-a"])
         assert sender.get(f"/findings/{number}/picture") == {"charts": [], "reason": reason}
     number = stored(sender, kind="goodput", key="0/x/goodput")
@@ -172,8 +172,8 @@ def test_where_nothing_is_stored_it_is_said(sender: Sender) -> None:
 
 
 def test_every_picture_is_of_a_kind_that_there_is_and_may_lack(database_url: str) -> None:
-    assert set(MAKERS) <= {known.id for known in KINDS}
-    assert set(LACKING) == set(MAKERS)
+    assert set(PICTURES) <= {known.id for known in KINDS}
+    assert all(reason and makers for reason, makers in PICTURES.values())
 
 
 def test_of_many_ranks_the_band_holds_some_and_says_so(sender: Sender) -> None:

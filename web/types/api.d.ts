@@ -866,7 +866,7 @@ export interface GroupFamily {
   name: string;
   text: string;
   num_groups: number;
-  size: number | null;
+  size: number;
   backend: string;
   descriptions: string[];
   is_axis: boolean;

@@ -1,4 +1,4 @@
-"""The mesh that process groups span: which of them are its axes, and where each rank is. Pure.
+"""The device mesh of a job, from its process groups: its axes and the coordinates of each rank.
 
 Groups of one kind share no rank and are alike: a *family*. A family whose groups hold every rank is
 an axis of the mesh, unless others span it already: groups of tensor and pipeline ranks together

@@ -50,7 +50,7 @@ class GroupFamily(Schema, frozen=True):
     name: str
     text: str
     num_groups: int
-    size: int | None  # null where they differ
+    size: int  # ranks of the first of its groups
     backend: str
     descriptions: list[str]  # as their makers called them
     is_axis: bool

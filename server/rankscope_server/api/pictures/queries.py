@@ -23,42 +23,36 @@ from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
 
-MAKERS: dict[str, tuple[Maker, ...]] = {
-    "memory_growth": (memory,),
-    "fragmentation": (memory,),
-    "nan": (numbers(LOSS, LOCAL_NORM, NORM),),
-    "loss_spike": (numbers(LOSS, NORM),),
-    "divergence": (numbers(LOSS, PRINTED, NORM),),
-    "corruption": (numbers(LOCAL_NORM, LOSS),),
-    "corrupt_batch": (numbers(LOSS, LOCAL_NORM),),
-    "clock_offset": (clocks,),
-    "clock_drift": (clocks,),
-    "slow_link": (links, pace),
-    "low_bus_bandwidth": (pace,),
-    "communication_bound": (pace,),
-    "slowdown": (pace,),
-    **dict.fromkeys(
-        ("thermal_or_power", "throttle", "power_cap", "gpu_outlier"),
-        (samples("gpu_clock", "gpu_temperature", "gpu_power"),),
-    ),
-    "gpu_underuse": (samples("gpu_utilization"),),
-    **dict.fromkeys(
-        ("host_contention", "cpu_limit", "cpu_pinning"),
-        (samples("rank_processors", "node_processors"),),
-    ),
-}
 _NO_NUMBERS = "no number of training of these steps is stored"
 _NO_SAMPLES = "no sample of the machines around its onset is stored"
-LACKING: dict[str, str] = {
-    **dict.fromkeys(("memory_growth", "fragmentation", "nan", "loss_spike", "divergence",
-                     "corruption", "corrupt_batch"), _NO_NUMBERS),
-    **dict.fromkeys(("thermal_or_power", "throttle", "power_cap", "gpu_outlier", "gpu_underuse",
-                     "host_contention", "cpu_limit", "cpu_pinning"), _NO_SAMPLES),
-    **dict.fromkeys(("slow_link", "low_bus_bandwidth", "communication_bound", "slowdown"),
-                    "no step around its onset is stored"),
-    **dict.fromkeys(("clock_offset", "clock_drift"),
-                    "no measurement of clocks and no step of other ranks is stored"),
-}  # fmt: skip
+_NO_STEPS = "no step around its onset is stored"
+_NO_CLOCKS = "no measurement of clocks and no step of other ranks is stored"
+_GPU = (_NO_SAMPLES, (samples("gpu_clock", "gpu_temperature", "gpu_power"),))
+_PROCESSORS = (_NO_SAMPLES, (samples("rank_processors", "node_processors"),))
+# By kind of finding: why there may be none, and what draws its charts.
+PICTURES: dict[str, tuple[str, tuple[Maker, ...]]] = {
+    "memory_growth": (_NO_NUMBERS, (memory,)),
+    "fragmentation": (_NO_NUMBERS, (memory,)),
+    "nan": (_NO_NUMBERS, (numbers(LOSS, LOCAL_NORM, NORM),)),
+    "loss_spike": (_NO_NUMBERS, (numbers(LOSS, NORM),)),
+    "divergence": (_NO_NUMBERS, (numbers(LOSS, PRINTED, NORM),)),
+    "corruption": (_NO_NUMBERS, (numbers(LOCAL_NORM, LOSS),)),
+    "corrupt_batch": (_NO_NUMBERS, (numbers(LOSS, LOCAL_NORM),)),
+    "clock_offset": (_NO_CLOCKS, (clocks,)),
+    "clock_drift": (_NO_CLOCKS, (clocks,)),
+    "slow_link": (_NO_STEPS, (links, pace)),
+    "low_bus_bandwidth": (_NO_STEPS, (pace,)),
+    "communication_bound": (_NO_STEPS, (pace,)),
+    "slowdown": (_NO_STEPS, (pace,)),
+    "thermal_or_power": _GPU,
+    "throttle": _GPU,
+    "power_cap": _GPU,
+    "gpu_outlier": _GPU,
+    "gpu_underuse": (_NO_SAMPLES, (samples("gpu_utilization"),)),
+    "host_contention": _PROCESSORS,
+    "cpu_limit": _PROCESSORS,
+    "cpu_pinning": _PROCESSORS,
+}
 
 
 def picture(connection: sa.Connection, run: sa.Row[Any], finding_id: int) -> FindingPicture:
@@ -89,7 +83,6 @@ def picture(connection: sa.Connection, run: sa.Row[Any], finding_id: int) -> Fin
         last_ns=max(run.last_seen_ns, run.ended_ns or 0),
         host_of={rank.rank: rank.host for rank in ranks},
     )
-    makers = MAKERS.get(subject.kind, ())
+    reason, makers = PICTURES.get(subject.kind, ("", ()))
     charts = [chart for maker in makers for chart in maker(connection, subject)]
-    lacks = bool(makers) and not charts
-    return FindingPicture(charts=charts, reason=LACKING.get(subject.kind, "") if lacks else "")
+    return FindingPicture(charts=charts, reason="" if charts else reason)
