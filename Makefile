@@ -7,7 +7,7 @@ READY  := .venv/.ready
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick fresh versions lowest check install system-packages bench screenshots probes clean
+.PHONY: help demo test test-all test-quick fresh versions lowest check install system-packages bench screenshots probes clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -30,9 +30,12 @@ install: $(STAMP) ## make .venv and install everything into it
 demo: $(READY) ## train on 4 ranks, slow one of them, show who it was (DEMO="--fault hang" ...)
 	$(BIN)/rankscope demo $(DEMO)
 
-# All of them run, whatever becomes of one; the summary says what was skipped, and what enables it.
-test: $(STAMP) system-packages ## all checks and all tests (TESTS="tests/agent -k ring" for some)
+# Whatever becomes of one, the others run; the summary says what was skipped, and what enables it.
+test: $(STAMP) system-packages ## all checks and tests, of long ones a part (TESTS="tests/agent -k ring" for some)
 	$(BIN)/python -m tests.run $(RUN) test $(TESTS)
+
+test-all: $(STAMP) system-packages ## the same, however long it takes; goes on where it was stopped
+	$(BIN)/python -m tests.run all
 
 # No run but one, none that needs a browser, a laboratory or root.
 test-quick: $(STAMP) ## what is tested within a process, and one run from end to end

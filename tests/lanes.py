@@ -1,25 +1,33 @@
 """One collection, run by several forked processes at once.
 
-    pytest -p tests.lanes --lanes 3
+    pytest -p tests.lanes --lanes 3 --minutes 12
 
-First three runs of real processes at once, and one more when the browser's tests are over; then
-what is marked `quiet`, two at once; then what is marked `alone`. Tests of one process fill what
-those leave of the processors, at a lower priority. A fork costs nothing where another process
-would have to import PyTorch and to collect once more.
+First three runs of real processes at once; then what is marked `quiet`, two at once; then what is
+marked `alone`. Tests of one process fill what those leave of the processors, at a lower priority.
+A fork costs nothing where another process would have to import PyTorch and to collect once more.
 
-Tests that share a fixture of their module stay together, as do those marked `together`. Long ones
-come first: `tests/seconds.json` says how long they took (`--remember` writes it).
+Tests that share a fixture of their module stay together, as do those marked `together`. Those that
+take longest come first: `tests/seconds.json` says how long they took (`--remember` writes it).
+
+What is long (`is_long`) comes last, the browser's tests beside it, in an order that the commit
+draws: another part of it runs at each. With `--minutes` none begins that would end later; those
+left out are skipped, and say so. `make test-all` leaves out nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import itertools
 import json
+import math
 import os
 import selectors
 import signal
+import subprocess
 import sys
+import time
 import warnings
 from collections import deque
 from collections.abc import Collection
@@ -46,6 +54,9 @@ _PLAIN_LIMIT_S = 1200.0  # the limit of all tests is too short for those that le
 _NUM_QUIET = 2
 _UNKNOWN_S = 0.05  # of a test that is not in the file
 _REMEMBERED_S = 1.0
+_LONG_S = 5.0
+_OF_REAL_PROCESSES = ("multiproc", "quiet", "alone", "browser", "laboratory")
+LEFT_OUT = "long, and the time was over"
 _SILENT = ("terminalreporter", "outcomes")  # plugins that hear of each test in the parent
 
 
@@ -55,6 +66,16 @@ class Unit:
 
     kind: Kind
     items: tuple[int, ...]  # places among those collected
+    is_long: bool = False
+    seconds: float = 0.0  # that it took when they were remembered
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How many processes of each kind begin."""
+
+    lanes: dict[Kind, int]
+    may_be_long: bool = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +83,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--lanes", type=int, default=0, help="so many runs at once; 0: as ever")
     group.addoption("--quick", action="store_true", help="only what is tested within a process")
     group.addoption("--remember", action="store_true", help="write how long tests took")
+    group.addoption(
+        "--minutes", type=float, default=0.0, help="begin nothing long that would end later; 0: all"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,11 +105,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_quick(item: pytest.Item, took: dict[str, float]) -> bool:
     if item.get_closest_marker("quick"):
         return True
-    is_run = any(
-        map(item.get_closest_marker, ("multiproc", "quiet", "alone", "browser", "laboratory"))
-    )
+    is_run = any(map(item.get_closest_marker, _OF_REAL_PROCESSES))
     needs = {name for mark in item.iter_markers("needs") for name in mark.args} - {"compiler"}
     return not is_run and not needs and took.get(item.nodeid, 0.0) < _REMEMBERED_S
+
+
+def is_long(item: pytest.Item, took: dict[str, float]) -> bool:
+    """Return whether a test may be left out of a run whose time is bounded.
+
+    That is what starts real processes and what took long, but for what is marked `core`.
+    """
+    if item.get_closest_marker("core"):
+        return False
+    is_run = any(map(item.get_closest_marker, _OF_REAL_PROCESSES))
+    return is_run or took.get(item.nodeid, 0.0) >= _LONG_S
 
 
 def seconds() -> dict[str, float]:
@@ -109,17 +142,32 @@ def kind_of(item: pytest.Item) -> Kind:
 
 
 def units(items: list[pytest.Item]) -> list[Unit]:
-    """Return what runs together, the longest first."""
+    """Return what runs together: the longest first, then what is long as the commit draws it."""
     took = seconds()
-    members: dict[tuple[Kind, str], list[int]] = {}
+    members: dict[tuple[Kind, str, bool], list[int]] = {}
     for place, item in enumerate(items):
-        members.setdefault((kind_of(item), _together(item)), []).append(place)
+        key = (kind_of(item), _together(item), is_long(item, took))
+        members.setdefault(key, []).append(place)
 
-    def length(unit: Unit) -> float:
-        return sum(took.get(items[place].nodeid, _UNKNOWN_S) for place in unit.items)
+    def unit(kind: Kind, places: list[int], *, may_be_left_out: bool) -> Unit:
+        length = sum(took.get(items[place].nodeid, _UNKNOWN_S) for place in places)
+        return Unit(kind, tuple(places), may_be_left_out, length)
 
-    found = [Unit(kind, tuple(places)) for (kind, _), places in members.items()]
-    return sorted(found, key=length, reverse=True)
+    found = [unit(kind, at, may_be_left_out=long) for (kind, _, long), at in members.items()]
+    core = sorted((unit for unit in found if not unit.is_long), key=lambda unit: -unit.seconds)
+    commit = _commit()
+
+    def lot(unit: Unit) -> bytes:
+        return hashlib.sha256(f"{commit} {items[unit.items[0]].nodeid}".encode()).digest()
+
+    return core + sorted((unit for unit in found if unit.is_long), key=lot)
+
+
+def _commit() -> str:
+    command = ("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def _together(item: pytest.Item) -> str:
@@ -128,7 +176,7 @@ def _together(item: pytest.Item) -> str:
     if group is not None:
         return str(group.args[0])
     if item.get_closest_marker("browser"):
-        return "browser"
+        return str(item.path)
     info = getattr(item, "_fixtureinfo", None)
     known = [defs[-1] for defs in info.name2fixturedefs.values() if defs] if info else []
     shared = any(one.scope != "function" and one.baseid for one in known)  # not those of pytest
@@ -146,16 +194,20 @@ def _use_postgres(items: list[pytest.Item]) -> bool:
     )
 
 
-def _phases(runs: int) -> list[dict[Kind, int]]:
-    """Return how many processes of each kind begin, one phase after the other.
+def _phases(runs: int) -> list[Phase]:
+    """Return what begins, one phase after the other; the browser's tests are in one of them.
 
     Most of what only computes is left for when little else runs.
     """
+    beside = max(1, (os.cpu_count() or 1) - 1)
     return [
-        {"run": runs, "browser": 1, "plain": 1},
-        {"quiet": _NUM_QUIET, "plain": max(1, (os.cpu_count() or 1) - 1)},
-        {"alone": 1},
-        {"plain": 1},
+        Phase({"run": runs, "plain": 1}),
+        Phase({"quiet": _NUM_QUIET, "plain": beside}),
+        Phase({"alone": 1}),
+        Phase({"run": runs, "browser": 1, "plain": 1}, may_be_long=True),
+        Phase({"quiet": _NUM_QUIET, "plain": beside}, may_be_long=True),
+        Phase({"alone": 1}, may_be_long=True),
+        Phase({"plain": 1}, may_be_long=True),
     ]
 
 
@@ -168,6 +220,11 @@ class Lanes:
         self._waiting: dict[Kind, deque[Unit]] = {}
         self._took: dict[str, float] = {}
         self._num_forked = 0
+        minutes = config.getoption("--minutes")
+        self._ends_at = time.monotonic() + 60.0 * minutes if minutes else math.inf
+        self._until = self._ends_at  # for what is long of the phase
+        self._phases = _phases(config.getoption("--lanes"))
+        self._phase = self._phases[0]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: Session) -> bool:
@@ -182,15 +239,18 @@ class Lanes:
         with postgres.shared() if _use_postgres(session.items) else contextlib.nullcontext():
             gc.collect()
             gc.freeze()  # a process that collects would copy all that was imported here
-            for phase in _phases(self._config.getoption("--lanes")):
-                for kind, number in phase.items():
+            for phase in self._phases:
+                self._begin(phase)
+                for kind, number in phase.lanes.items():
                     for _ in range(number):
                         self._fork(session, base, kind)
-                self._hand_out(session, base, until_ended=phase.keys() - {"plain"} or {"plain"})
+                kinds = phase.lanes.keys()
+                self._hand_out(session, base, until_ended=kinds - {"plain"} or {"plain"})
         if self._config.getoption("--remember"):
             self._remember()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
+        self._report_left_out(session)
         return True
 
     def _sort(self, items: list[pytest.Item]) -> None:
@@ -224,7 +284,12 @@ class Lanes:
             self._fork(session, base, lane.kind)
             return
         if said == "more":
-            self._give(lane, is_over=bool(session.shouldfail))
+            unit = None if session.shouldfail else self._next(lane.kind)
+            if unit is not None:
+                self._waiting[unit.kind].remove(unit)
+                lane.ahead += unit.items
+            with contextlib.suppress(ConnectionError):
+                lane.connection.send(unit.items if unit else ())
         elif said == "ended":
             self._end(lane)
             if lane.kind != "run":
@@ -238,12 +303,47 @@ class Lanes:
             self._took[name] = self._took.get(name, 0.0) + report.duration
             hook.pytest_runtest_logreport(report=report)
 
-    def _give(self, lane: Lane, *, is_over: bool) -> None:
-        waiting = self._waiting[lane.kind]
-        places = waiting.popleft().items if waiting and not is_over else ()
-        lane.ahead += places
-        with contextlib.suppress(ConnectionError):
-            lane.connection.send(places)
+    def _next(self, kind: Kind) -> Unit | None:
+        """Return what a process of a kind runs next, if there is any and time for it.
+
+        What only computes and must run comes before what is long.
+        """
+        for name in (kind, "plain") if self._phase.may_be_long and kind == "run" else (kind,):
+            waiting = self._waiting[name]
+            if waiting and not waiting[0].is_long:
+                return waiting[0]
+        if not self._phase.may_be_long:
+            return None
+        left_s = self._until - time.monotonic()
+        return next((unit for unit in self._waiting[kind] if unit.seconds <= left_s), None)
+
+    def _begin(self, phase: Phase) -> None:
+        """Share out the time that is left among this phase and those after it."""
+        self._phase = phase
+        if not phase.may_be_long:
+            return
+        later = [one for one in self._phases[self._phases.index(phase) :] if one.may_be_long]
+        own, *others = map(self._length_s, later)
+        now = time.monotonic()
+        self._until = now + (self._ends_at - now) * own / max(own + sum(others), 1.0)
+
+    def _length_s(self, phase: Phase) -> float:
+        """Return about how long what waits for a phase would take."""
+        return max(
+            sum(unit.seconds for unit in self._waiting[kind]) / number
+            for kind, number in phase.lanes.items()
+            if kind != "plain" or len(phase.lanes) == 1
+        )
+
+    def _report_left_out(self, session: Session) -> None:
+        for unit in itertools.chain.from_iterable(self._waiting.values()):
+            for item in (session.items[place] for place in unit.items):
+                path, line, _ = item.location
+                report = TestReport(
+                    item.nodeid, item.location, {}, "skipped",
+                    (path, line or 0, f"Skipped: {LEFT_OUT}"), "setup",
+                )  # fmt: skip
+                self._config.hook.pytest_runtest_logreport(report=report)
 
     def _report_death(self, session: Session, lane: Lane) -> None:
         """Fail the test that a process died in, and give what it had not begun to another."""
@@ -257,7 +357,7 @@ class Lanes:
             self._config.hook.pytest_runtest_logreport(report=report)
 
     def _fork(self, session: Session, base: Path, kind: Kind) -> None:
-        if not self._waiting[kind]:
+        if self._next(kind) is None:
             return
         ours, theirs = Pipe()
         self._num_forked += 1
@@ -269,7 +369,7 @@ class Lanes:
             for key in self._selector.get_map().values():
                 key.fileobj.close()  # type: ignore[union-attr]
             ours.close()
-            _be_lane(session, theirs, base / f"lane{self._num_forked}", is_plain=kind == "plain")
+            _be_lane(session, theirs, base / f"lane{self._num_forked}", kind)
         theirs.close()
         self._selector.register(ours, selectors.EVENT_READ, Lane(pid, ours, kind))
 
@@ -298,11 +398,11 @@ class Lane:
         self.at = place
 
 
-def _be_lane(session: Session, connection: Connection, base: Path, *, is_plain: bool) -> NoReturn:
+def _be_lane(session: Session, connection: Connection, base: Path, kind: Kind) -> NoReturn:
     """Be one process: run what the parent says, tell it what became of it, and end."""
     config, code = session.config, 0
     try:
-        if is_plain:
+        if kind == "plain":
             os.nice(_PLAIN_NICE)
             gc.set_threshold(*_PLAIN_GC)
         base.mkdir(mode=0o700)
@@ -317,7 +417,8 @@ def _be_lane(session: Session, connection: Connection, base: Path, *, is_plain: 
             capture.start_global_capturing()
             capture.suspend_global_capture()
         config.pluginmanager.register(_Teller(config, connection), "teller")
-        _run(session, connection)
+        # a browser and its servers are for all its tests; else nothing is kept from unit to unit
+        _run(session, connection, keeps=kind == "browser")
         del of_parent  # not before: it would warn that it was not closed
         connection.send("ended")
     except BaseException:  # noqa: BLE001 - the parent sees that it died
@@ -328,18 +429,25 @@ def _be_lane(session: Session, connection: Connection, base: Path, *, is_plain: 
         os._exit(code)
 
 
-def _run(session: Session, connection: Connection) -> None:
-    while True:
-        connection.send("more")
-        places = connection.recv()
-        if not places:
-            return
+def _run(session: Session, connection: Connection, *, keeps: bool) -> None:
+    places = _ask(connection)
+    while places:
+        later: tuple[int, ...] | None = None
         for place, after in zip_longest(places, places[1:]):
             connection.send(place)
+            if after is None and keeps:
+                later = _ask(connection)
+                after = later[0] if later else None
             item = session.items[place]
-            # what both need is kept; nothing is from unit to unit
-            following = session.items[after] if after is not None else None
+            following = session.items[after] if after is not None else None  # what both need stays
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        places = _ask(connection) if later is None else later
+
+
+def _ask(connection: Connection) -> tuple[int, ...]:
+    connection.send("more")
+    places: tuple[int, ...] = connection.recv()
+    return places
 
 
 class _Teller:

@@ -1,6 +1,8 @@
 """What became of each test, written as it happens, so that a group that dies leaves what it knew.
 
-    pytest -p tests.outcomes --outcomes FILE
+    pytest -p tests.outcomes --outcomes FILE [--resume]
+
+With `--resume` what passed by that file does not run again.
 
 One JSON object a line. A test may have several lines (a failure after it passed): the worst holds.
 The last line is empty of facts: without it pytest did not come to its end, whatever its exit code.
@@ -17,6 +19,7 @@ import pytest
 
 State = Literal["passed", "skipped", "failed"]
 _END = "{}"
+_PASSED = pytest.StashKey[set[str]]()
 _BADNESS: dict[State, int] = {"passed": 0, "skipped": 1, "failed": 2}
 
 
@@ -73,14 +76,30 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", type=Path, help="write what became of each test into this file")
+    parser.addoption("--resume", action="store_true", help="leave out what passed by that file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     path: Path | None = config.getoption("--outcomes")
     if path is not None and not hasattr(config, "workerinput"):  # the workers' chief hears of all
+        passed = _passed(path) if config.getoption("--resume") else []
+        config.stash[_PASSED] = {outcome.name for outcome in passed}
         file = path.open("w", encoding="utf-8")
         config.add_cleanup(file.close)
+        file.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in passed)
         config.pluginmanager.register(Writer(file), "outcomes")
+
+
+def _passed(path: Path) -> list[Outcome]:
+    return [outcome for outcome in read(path)[0] if outcome.state == "passed"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    passed = config.stash.get(_PASSED, set())
+    done = [item for item in items if item.nodeid in passed]
+    if done:
+        config.hook.pytest_deselected(items=done)
+        items[:] = [item for item in items if item.nodeid not in passed]
 
 
 def read(path: Path) -> tuple[list[Outcome], bool]:

@@ -3,9 +3,14 @@
 The checks run beside the tests, which several processes share (`tests/lanes.py`).
 
     python -m tests.run check                    lint, types, import contracts, vendored files
-    python -m tests.run test [WORDS ...]         the same and all tests, or what pytest selects
+    python -m tests.run test [WORDS ...]         the same and the tests, or what pytest selects
+    python -m tests.run all                      the same and all tests, however long they take
     python -m tests.run quick                    what is tested within a process, and one run
     python -m tests.run --fresh test             and the first command in a bare system
+
+`test` takes a quarter of an hour on two processors: of what is long (tests/lanes.py) it runs a part
+that each commit draws anew, and says how much it left out. `all` goes on where it was stopped at
+the same state of the code, and writes what became of it to tests/all.json, which is committed.
 
 Where a few tests failed, those run once more, alone. One that passes then counts as passed and is
 shown as unsteady: a bug to be found, not a reason to distrust all others.
@@ -19,11 +24,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -31,10 +39,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests import capabilities, outcomes
+from tests.lanes import LEFT_OUT
 from tests.outcomes import Outcome
+from tests.tree import tree
 
 ROOT = Path(__file__).parents[1]
 CLOSING = ROOT / "artifacts" / "closing"  # the last line, for who ran this below something else
+ALL = ROOT / "tests" / "all.json"  # what became of all tests when they last ran
+MINUTES = 11.0  # of tests; what is installed and tried beside them takes the rest of 15
 _BIN = Path(sys.executable).parent
 _NOTHING_COLLECTED = 5
 _SLOWEST, _SLOW = 25, 1.0  # as many are listed, if they take as many seconds
@@ -58,6 +70,7 @@ class Group:
     words: tuple[str, ...]
     in_user_namespace: bool = False  # of an ordinary user, who is "root" there
     root: Path = ROOT  # what the names of its tests start from
+    kept: Path | None = None  # outcomes, where what passed does not run again
 
 
 CHECKS = (
@@ -73,16 +86,22 @@ FRESH = Check("make fresh", ("make", "fresh", "FRESH=--again --unkept"), needs=(
 _LANES = ("-p", "tests.lanes", "--lanes", str(min(8, 1 + (os.cpu_count() or 1))))
 
 
-def groups() -> list[Group]:
-    """Return all tests. Hosts of namespaces are a group where only a user namespace allows them."""
+def groups(minutes: float = 0.0, kept: Path | None = None) -> list[Group]:
+    """Return all tests, within so many minutes or (0) all of what is long, too.
+
+    Hosts of namespaces are a group where only a user namespace allows them.
+    """
+    lanes = (*_LANES, "--minutes", str(minutes))
     if not _needs_user_namespace():
-        return [Group("all tests", (*_LANES, "tests"))]
+        return [Group("all tests", (*lanes, "tests"), kept=kept)]
+    laboratory = kept.with_suffix(".laboratory.jsonl") if kept else None
     return [
-        Group("all tests", (*_LANES, "-m", "not laboratory", "tests")),
+        Group("all tests", (*lanes, "-m", "not laboratory", "tests"), kept=kept),
         Group(
-            "laboratory", (*_LANES, "-m", "laboratory", "tests/preflight"), in_user_namespace=True
+            "laboratory", (*lanes, "-m", "laboratory", "tests/preflight"), in_user_namespace=True,
+            kept=laboratory,
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _needs_user_namespace() -> bool:
@@ -108,7 +127,7 @@ def run_group(group: Group) -> list[Outcome]:
         return found
     parts = (name.partition("::") for name in failed)  # a name may hold an address
     tests = tuple(f"{group.root / path}{colons}{name}" for path, colons, name in parts)
-    again = _run(replace(group, name=f"{group.name}, once more", words=tests))
+    again = _run(replace(group, name=f"{group.name}, once more", words=tests, kept=None))
     passed = {outcome.name for outcome in again if outcome.state == "passed"}
     return [
         replace(outcome, state="passed", is_unsteady=True) if outcome.name in passed else outcome
@@ -118,19 +137,25 @@ def run_group(group: Group) -> list[Outcome]:
 
 def _run(group: Group) -> list[Outcome]:
     with tempfile.TemporaryDirectory(prefix="rankscope-tests.") as folder:
-        path = Path(folder) / "outcomes.jsonl"
+        path = group.kept or Path(folder) / "outcomes.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
         command = (
             str(_BIN / "python"), "-m", "pytest", f"--rootdir={group.root}",
-            "-p", "tests.outcomes", f"--outcomes={path}",
+            "-p", "tests.outcomes", f"--outcomes={path}", *(("--resume",) if group.kept else ()),
         )  # fmt: skip
         prefix = capabilities.IN_USER_NAMESPACE if group.in_user_namespace else ()
         code = _call(group.name, (*prefix, *command, *group.words))
         found, has_ended = outcomes.read(path)
-    if code == _NOTHING_COLLECTED or not found:
+    is_nothing_left = code == _NOTHING_COLLECTED and bool(group.kept) and bool(found)
+    if (code == _NOTHING_COLLECTED and not is_nothing_left) or not found:
         found.append(Outcome(group.name, "failed", "no test was found"))
-    elif not has_ended or (code != 0 and not any(o.state == "failed" for o in found)):
+    elif not has_ended or not (code == 0 or is_nothing_left or any(map(_has_failed, found))):
         found.append(Outcome(group.name, "failed", f"pytest ended early, with {code}"))
     return found
+
+
+def _has_failed(outcome: Outcome) -> bool:
+    return outcome.state == "failed"
 
 
 def _call(name: str, command: Sequence[str], *, is_beside: bool = False) -> int:
@@ -170,6 +195,8 @@ def summary(found: Sequence[Outcome]) -> str:
         lines += ["", "Skipped, and what would make it run:"]
     for reason, count in skips.most_common():
         lines.append(f"{count:6}  {reason}")
+        if reason == LEFT_OUT:
+            lines.append(f"{'':6}    make test-all{_last_time()}")
         capability = capabilities.of_reason(reason)
         if capability is not None and capability.enable():
             lines.append(f"{'':6}    {capability.enable()}")
@@ -182,6 +209,28 @@ def summary(found: Sequence[Outcome]) -> str:
         lines += ["", "Failed:"]
     lines += [f"  {f.name}{': ' if f.reason else ''}{f.reason}" for f in failures]
     return "\n".join([*lines, "", closing(found)])
+
+
+def _last_time() -> str:
+    """Return what became of all tests when they last ran, in words."""
+    if not ALL.exists():
+        return ""
+    last = json.loads(ALL.read_text())
+    took = f", {last['minutes']:.0f} min on {last['cores']} processors" if last["minutes"] else ""
+    return f" (last at {last['tree']}, {last['date']}: {last['closing']}{took})"
+
+
+def _write_all(found: Sequence[Outcome], minutes: float | None) -> None:
+    skips = Counter(outcome.reason for outcome in found if outcome.state == "skipped")
+    what = {
+        "tree": tree(), "date": datetime.date.today().isoformat(), "cores": os.cpu_count(),
+        "minutes": minutes and round(minutes, 1),  # null: it was stopped and went on
+        "closing": closing(found),
+        "failed": sorted(outcome.name for outcome in found if outcome.state == "failed"),
+        "unsteady": sorted(outcome.name for outcome in found if outcome.is_unsteady),
+        "skipped": dict(skips.most_common()),
+    }  # fmt: skip
+    ALL.write_text(json.dumps(what, indent=1) + "\n")
 
 
 def _slowest(title: str, seconds: Mapping[str, float]) -> list[str]:
@@ -201,7 +250,7 @@ def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--fresh", action="store_true", help="also `make fresh`")
-    parser.add_argument("what", choices=("check", "quick", "test"))
+    parser.add_argument("what", choices=("check", "quick", "test", "all"))
     parser.add_argument("words", nargs=argparse.REMAINDER, help="for pytest, in place of all tests")
     chosen = parser.parse_args()
     wanted: list[Group] = []
@@ -210,7 +259,11 @@ def main() -> int:
     elif chosen.what == "quick":
         wanted = [Group("quick tests", (*_LANES, "--quick", "tests"))]
     elif chosen.what == "test":
-        wanted = groups()
+        wanted = groups(MINUTES)
+    elif chosen.what == "all":
+        wanted = groups(kept=CLOSING.with_name("all") / f"{tree()}.jsonl")
+    is_resumed = any(group.kept and group.kept.exists() for group in wanted)
+    started = time.monotonic()
     found: list[Outcome] = []
     code = 0
     beside = ThreadPoolExecutor(1)  # most checks take one processor
@@ -229,6 +282,8 @@ def main() -> int:
     text = summary(found)
     CLOSING.parent.mkdir(exist_ok=True)
     CLOSING.write_text(closing(found) + "\n")
+    if chosen.what == "all" and not chosen.words and code == 0:
+        _write_all(found, None if is_resumed else (time.monotonic() - started) / 60.0)
     sys.stdout.write(text + "\n")
     return code or int(any(outcome.state == "failed" for outcome in found))
 

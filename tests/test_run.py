@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import capabilities, outcomes, run
+from tests.lanes import LEFT_OUT
 from tests.outcomes import Outcome
 from tests.run import Check, Group
 
@@ -155,6 +156,50 @@ def test_lanes_keep_together_and_apart_what_asks_for_it(written: Path) -> None:
     assert order == ["run"] * 4 + ["quiet"] * 2 + ["alone"]
 
 
+LONG = """
+import pytest
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("number", range(3))
+def test_long(number): pass
+
+@pytest.mark.multiproc
+@pytest.mark.core
+def test_core(): pass
+
+@pytest.mark.browser
+def test_pages(): pass
+
+@pytest.mark.alone
+@pytest.mark.core
+def test_alone(): pass
+
+def test_short(): pass
+"""
+
+
+def test_what_is_long_is_left_out_when_the_time_is_over_and_says_so(written: Path) -> None:
+    written.write_text(LONG)
+    over = group("-p", "tests.lanes", "--lanes", "2", "--minutes", "1e-6", written)
+    left_out = {outcome.name.rpartition("::")[2] for outcome in over if outcome.reason == LEFT_OUT}
+    assert left_out == {"test_long[0]", "test_long[1]", "test_long[2]", "test_pages"}
+    assert run.closing(over) == "3 passed, 0 failed, 4 skipped"
+    assert f"     4  {LEFT_OUT}\n          make test-all" in run.summary(over)
+    for minutes in ("0", "5"):
+        all_of_them = group("-p", "tests.lanes", "--lanes", "2", "--minutes", minutes, written)
+        assert run.closing(all_of_them) == "7 passed, 0 failed, 0 skipped"
+
+
+def test_all_tests_resume_with_what_did_not_pass(written: Path, tmp_path: Path) -> None:
+    source = UNSTEADY.format(count=4)
+    written.write_text(source)
+    kept = Group("some", ("-q", str(written)), root=Path("/"), kept=tmp_path / "kept" / "it.jsonl")
+    assert run.closing(run.run_group(kept)) == "1 passed, 4 failed, 0 skipped"
+    written.write_text(source.replace("def test_right(): pass", "def test_right(): assert 0"))
+    assert run.closing(run.run_group(kept)) == "5 passed, 0 failed, 0 skipped"
+    assert run.closing(run.run_group(kept)) == "5 passed, 0 failed, 0 skipped"  # nothing is left
+
+
 def test_a_group_without_tests_fails(written: Path) -> None:
     assert states(group(written, "-k", "nothing_is_called_so")) == {"some": "failed"}
 
@@ -175,7 +220,7 @@ def test_checks_and_groups_run_whatever_became_of_the_others(
         path = tmp_path / f"test_{number}.py"
         path.write_text(f"def test_it(): open({str(ran)!r}, 'a').write('x'); assert {number}\n")
         groups.append(Group(path.name, ("-q", str(path)), root=Path("/")))
-    monkeypatch.setattr(run, "groups", lambda: groups)
+    monkeypatch.setattr(run, "groups", lambda _: groups)
     monkeypatch.setattr(run, "CLOSING", tmp_path / "artifacts" / "closing")
     monkeypatch.setattr(sys, "argv", ["run", "test"])
     assert run.main() == 1

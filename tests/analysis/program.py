@@ -25,7 +25,7 @@ class Op(NamedTuple):  # made and read more quickly than a dataclass, some milli
     peer: int = -1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Issued:
     """A collective or an exchange of one rank."""
 
@@ -63,6 +63,7 @@ class Rank:
     issued: list[Issued] = field(default_factory=list)
     moves: list[tuple[float, str, int]] = field(default_factory=list)  # time, phase, step
     open: list[Issued] = field(default_factory=list)
+    receives: Issued | None = None
     counts: dict[tuple[str, str, int], int] = field(default_factory=dict)
     stopped_ms: float = math.inf
     raised_ms: float = math.inf
@@ -140,15 +141,15 @@ class Machine:
 
     def _record(self, rank: Rank, op: Op, operation: str) -> Issued:
         key = (op.group, operation if op.peer >= 0 else "", op.peer)
-        rank.counts[key] = rank.counts.get(key, 0) + 1
-        issued = Issued(op.group, operation, rank.counts[key], rank.now_ms, rank.step, op.peer)
+        rank.counts[key] = sequence = rank.counts.get(key, 0) + 1
+        issued = Issued(op.group, operation, sequence, rank.now_ms, rank.step, op.peer)
         rank.issued.append(issued)
-        rank.open.append(issued)
-        self._move(rank, op.phase)
+        rank.moves.append((rank.now_ms, op.phase, rank.step))
         return issued
 
     def _issue(self, rank: Rank, op: Op) -> bool:
         issued = self._record(rank, op, "all_reduce")
+        rank.open.append(issued)
         arrived = self._arrivals.setdefault((op.group, issued.sequence), {})
         arrived[rank.number] = issued
         if len(arrived) == len(self.groups[op.group]):
@@ -169,34 +170,35 @@ class Machine:
 
     def _send(self, rank: Rank, op: Op) -> bool:
         issued = self._record(rank, op, "send")
+        rank.open.append(issued)
         self._sends[rank.number, op.peer, issued.sequence] = issued
         return True
 
     def _recv(self, rank: Rank, op: Op) -> bool:
-        pending = [one for one in rank.open if one.operation == "recv"]
-        issued = pending[0] if pending else self._record(rank, op, "recv")
+        issued = rank.receives or self._record(rank, op, "recv")
+        rank.receives = issued
         sent = self._sends.get((op.peer, rank.number, issued.sequence))
         if sent is None:
             return False
         until = max(rank.now_ms, sent.issued_ms + _TRANSFER_MS)
         issued.done_ms = issued.ended_ms = until
         self._takes[op.peer, rank.number, issued.sequence] = until
-        rank.open.remove(issued)
+        rank.receives = None
         self._spend(rank, op, until, blocked=True)
         self._move(rank, op.phase)
         return True
 
     def _wait(self, rank: Rank, op: Op) -> bool:
         """Wait for all sends: each is over when its taker has it."""
-        sends = [one for one in rank.open if one.operation == "send"]
+        sends = [one for one in rank.open if one.peer >= 0]
         taken = [self._takes.get((rank.number, send.peer, send.sequence)) for send in sends]
         if None in taken:
             return False
         until = max([rank.now_ms, *(time for time in taken if time is not None)])
         self._spend(rank, op, until, blocked=True)
+        rank.open = [one for one in rank.open if one.peer < 0]
         for send in sends:
             send.done_ms = send.ended_ms = rank.now_ms
-            rank.open.remove(send)
         self._move(rank, op.phase)
         return True
 

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column, encode_chunk
+from rankscope.wire.chunk import Column, Words, encode_chunk
 from rankscope_server.analysis.state import RunState
 from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Issued, Machine, Op, Rank
@@ -214,9 +214,13 @@ class Recording:
 
     def clock_ns(self, rank: int, now_ms: float) -> int:
         """Return what the clock of a rank's host shows."""
-        host = self.job.host(rank)
-        error = ((host * 7919) % 5 - 2) / 2 * self.job.clock_error_ms
-        return START_NS + int((now_ms + error) * MS)
+        return START_NS + int((now_ms + self._clock_error_ms(rank)) * MS)
+
+    def _clocks_ns(self, rank: int, times_ms: np.ndarray) -> np.ndarray:
+        return START_NS + ((times_ms + self._clock_error_ms(rank)) * MS).astype(np.int64)
+
+    def _clock_error_ms(self, rank: int) -> float:
+        return ((self.job.host(rank) * 7919) % 5 - 2) / 2 * self.job.clock_error_ms
 
     def registrations(self) -> list[Item]:
         """Return what ranks say of themselves when they start."""
@@ -293,25 +297,28 @@ class Recording:
         return items
 
     def _rows(self, rank: Rank, part: Sequence[Issued]) -> dict[str, Column]:
-        columns: dict[str, Column] = {
-            name: np.zeros(len(part), np.int64) for name in schema.COLLECTIVE_COLUMNS
-        }
-        columns["arrived_ns"] = np.array([self.clock_ns(rank.number, o.issued_ms) for o in part])
-        columns["duration_ns"] = np.array(
-            [int((one.ended_ms - one.issued_ms) * MS) for one in part], np.int64
-        )
-        columns["step"] = np.array([one.step for one in part], np.int64)
-        columns["state"] = np.full(len(part), schema.ENDED)
-        for name in ("size_bytes", "input_bytes", "output_bytes"):
-            columns[name] = np.full(len(part), 1 << 20)
-        columns["sequence"] = np.array([one.sequence for one in part], np.int64)
-        columns["peer_rank"] = np.array([one.peer for one in part], np.int64)
-        columns["flags"] = np.array([schema.FLAG_P2P if one.peer >= 0 else 0 for one in part])
-        columns["group"] = [one.group for one in part]
-        columns["operation"] = [one.operation for one in part]
-        columns["dtype"] = ["float32"] * len(part)
-        for name in ("reduce_op", "call_site", "issued_by", "ended_by"):
-            columns[name] = [""] * len(part)
+        nothing = np.zeros(len(part), np.int64)
+        columns: dict[str, Column] = dict.fromkeys(schema.COLLECTIVE_COLUMNS, nothing)
+        issued_ms = np.array([one.issued_ms for one in part])
+        ended_ms = np.array([one.ended_ms for one in part])
+        peers = np.array([one.peer for one in part], np.int64)
+        size = np.full(len(part), 1 << 20)
+        no_words = Words(nothing, [""])
+        columns |= {
+            "arrived_ns": self._clocks_ns(rank.number, issued_ms),
+            "duration_ns": ((ended_ms - issued_ms) * MS).astype(np.int64),
+            "step": np.array([one.step for one in part], np.int64),
+            "state": np.full(len(part), schema.ENDED),
+            "size_bytes": size, "input_bytes": size, "output_bytes": size,
+            "sequence": np.array([one.sequence for one in part], np.int64),
+            "peer_rank": peers,
+            "flags": np.where(peers >= 0, schema.FLAG_P2P, 0),
+            "group": Words.of([one.group for one in part]),
+            "operation": Words.of([one.operation for one in part]),
+            "dtype": Words(nothing, ["float32"]),
+            "reduce_op": no_words, "call_site": no_words, "issued_by": no_words,
+            "ended_by": no_words,
+        }  # fmt: skip
         return columns
 
     def state(self, rank: Rank, now_ms: float) -> schema.RankState:

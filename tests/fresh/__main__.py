@@ -16,13 +16,11 @@ docs/fresh.md; output of the commands: artifacts/fresh. Exit codes: 0 all right,
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +30,7 @@ from pathlib import Path
 from tests import capabilities
 from tests.fresh.rows import ROWS, SMALLEST, Row, harder
 from tests.fresh.system import CannotBuild, System, unpacked
+from tests.tree import tree
 
 CHECKOUT = Path(__file__).parents[2]
 RESULTS = CHECKOUT / "benchmarks" / "results" / "fresh.jsonl"
@@ -41,7 +40,6 @@ DEMO, TEST = "demo", "test"
 FAULTS = ("slow_compute", "slow_data", "hang", "crash")
 STRATEGIES = ("ddp", "pipeline")
 INSTALL_LIMIT_S, DEMO_LIMIT_S, TEST_LIMIT_S = 1800.0, 1800.0, 4 * 3600.0
-_UNTRIED = ("docs/", "benchmarks/results/", "CHANGELOG.md")  # no part of what is tried
 _TRUTH = re.compile(r"The truth: .*?The verdict is (?:right|wrong)\.", re.DOTALL)
 _CLOSING = re.compile(r"^\d+ passed, \d+ failed, \d+ skipped$", re.MULTILINE)
 _SKIP = re.compile(r"^ {0,5}(\d+)  (\S.*)$", re.MULTILINE)
@@ -69,15 +67,6 @@ class Result:
     def key(self) -> tuple[str, str, str]:
         """Return what was tried where."""
         return self.row, self.part, self.tests
-
-
-def tree() -> str:
-    """Return a name of all that is committed and tried."""
-    command = ["git", "ls-tree", "-r", "HEAD"]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
-    kept = [line for line in lines if not line.partition("\t")[2].startswith(_UNTRIED)]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
 
 
 def results() -> list[Result]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.oidc_issuer import CLIENT, SECRET, issuing
-from tests.web.accessibility import violations
+from tests.web.accessibility import check_width, violations
 from tests.web.conftest import Site, Watched, serving
 from tests.web.test_pages import WIDTHS
 
@@ -33,9 +33,7 @@ def test_an_open_server_says_so(site: Site, open_page: Callable[..., Watched]) -
     watched = open_page("access")
     assert watched.sentence().startswith("This server is open")
     for width in WIDTHS:
-        watched.page.set_viewport_size({"width": width, "height": 900})
-        over = watched.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert over <= 0, f"{over} px too wide at {width}"
+        check_width(watched.page, width)
     assert violations(watched.page) == []
     watched.check()
 

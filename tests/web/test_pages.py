@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.web.accessibility import violations
+from tests.web.accessibility import check_width, violations
 from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, Site, Watched
 
 pytestmark = pytest.mark.browser
@@ -73,10 +73,7 @@ def test_page_is_whole_and_accessible_in_both_themes(
     assert watched.sentence().strip()
     assert page.title().endswith("rankscope")
     for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(60)
-        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert over <= 0, f"{over} px too wide at {width}"
+        check_width(page, width)
     page.set_viewport_size({"width": 1440, "height": 900})
     assert violations(page) == []
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
