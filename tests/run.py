@@ -91,7 +91,7 @@ def groups(minutes: float = 0.0, kept: Path | None = None) -> list[Group]:
 
     Hosts of namespaces are a group where only a user namespace allows them.
     """
-    lanes = (*_LANES, "--minutes", str(minutes))
+    lanes = (*_LANES, "--minutes", str(minutes), *(("--remember",) if kept else ()))
     if not _needs_user_namespace():
         return [Group("all tests", (*lanes, "tests"), kept=kept)]
     laboratory = kept.with_suffix(".laboratory.jsonl") if kept else None

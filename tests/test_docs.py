@@ -123,6 +123,7 @@ def test_make_targets_and_commands_exist(document: Path) -> None:
             assert words[1] in commands, line
 
 
+@pytest.mark.core
 @pytest.mark.multiproc
 def test_the_readmes_three_lines_work(tmp_path: Path) -> None:
     """Run them as they stand, in a directory with some train.py, on another port."""

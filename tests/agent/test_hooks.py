@@ -16,6 +16,8 @@ from rankscope.wire import schema
 from tests.agent import recorded
 from tests.matrix.launch import torch_version
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.multiproc
 def test_every_path_to_a_collective(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from tests import capabilities
 from tests.agent import recorded
 from tests.matrix.launch import RANKS, Cell, launch, torch_version
 
+pytestmark = pytest.mark.core
+
 FAMILIES = (
     "plain", "functional", "compiled", "ddp", "fsdp", "fsdp2", "dtensor", "pipeline", "p2p",
     "objects", "groups", "works", "coalesced", "again",

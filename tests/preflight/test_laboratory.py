@@ -81,6 +81,7 @@ def test_many_healthy_nodes_pass_clean(num_hosts: int) -> None:
     assert not misses(trial), told(trial)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "name", ["healthy", "master-drop", "ephemeral-drop", "loopback-everywhere"]
 )
@@ -117,6 +118,7 @@ def test_the_laboratory_works_without_root() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.core
 def test_ctrl_c_tells_what_is_known_and_leaves_nothing_behind() -> None:
     with Lab(base=base_environment()) as lab:
         scene = Scene(lab)
@@ -138,6 +140,7 @@ def test_ctrl_c_tells_what_is_known_and_leaves_nothing_behind() -> None:
         assert not [name for name in left if name.startswith("python")], left
 
 
+@pytest.mark.core
 def test_a_stray_finding_is_a_miss() -> None:
     """The laboratory's own judgement: it must be able to say no."""
     trial = attempt(BY_NAME["port-differs"], Way(has_torch=False, options="--quick"))

@@ -84,6 +84,7 @@ def test_a_script_without_torch_distributed_alone(tmp_path: Path, server: Server
     assert done.stdout.startswith("hello\n")
 
 
+@pytest.mark.core
 @pytest.mark.multiproc
 @pytest.mark.needs("mount")
 def test_a_full_disk_stops_the_record_not_the_run(tmp_path: Path, server: ServerProcess) -> None:

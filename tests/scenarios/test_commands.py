@@ -265,6 +265,7 @@ def test_one_rank_alone_off_and_on_is_never_matched(loop: Loop) -> None:
     assert not [one for one in loop.get("/findings")["open"] if one["kind"] != "straggler"]
 
 
+@pytest.mark.core
 def test_a_collector_is_killed_and_a_rank_hangs(loop: Loop) -> None:
     _a_collector_that_is_killed_does_each_command_once(loop)
     _a_hang_asks_for_stacks_and_its_page_shows_them(loop)

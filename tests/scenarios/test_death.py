@@ -20,6 +20,7 @@ TRAINING = (
 )  # fmt: skip
 
 
+@pytest.mark.core
 def test_a_killed_rank_is_known_within_five_seconds(watched: Watched) -> None:
     watched.start(2, *TRAINING, "--steps", "2000", "--log-every", "1")
     watched.until(lambda: watched.step() > 20)
@@ -68,6 +69,7 @@ def test_ctrl_c_leaves_nothing_behind(watched: Watched, tmp_path: Path) -> None:
     again.until(lambda: again.get().get("run", {}).get("status") == "ended", 20)
 
 
+@pytest.mark.core
 def test_server_killed_and_restarted_loses_nothing(watched: Watched) -> None:
     steps = 180
     port = watched.server.url.rpartition(":")[2]

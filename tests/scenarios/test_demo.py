@@ -65,7 +65,7 @@ def _left(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("fault", "strategy", "command"),
     [
-        pytest.param("slow_compute", "ddp", REAL, marks=pytest.mark.alone),
+        pytest.param("slow_compute", "ddp", REAL, marks=[pytest.mark.alone, pytest.mark.core]),
         pytest.param("slow_data", "pipeline", LIGHT, marks=pytest.mark.quiet),
         pytest.param("hang", "pipeline", LIGHT, marks=pytest.mark.quiet),
         pytest.param("crash", "ddp", LIGHT, marks=pytest.mark.quiet),
@@ -116,6 +116,7 @@ def test_a_clean_run_has_no_finding(tmp_path: Path) -> None:
     assert [f for f in answer["findings"] if f["severity"] != "info"] == []
 
 
+@pytest.mark.core
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     process = start(tmp_path, "--fault", "none")
     assert process.stdout is not None

@@ -17,6 +17,7 @@ from tests.scenarios.trainer import train
 STEPS = 6
 
 
+@pytest.mark.core
 @pytest.mark.multiproc
 @pytest.mark.parametrize(
     ("ranks", "arguments"),

@@ -15,6 +15,7 @@ STEPS = 200
 BUCKETS = ("--bucket-mib", "0.05")  # several of them
 
 
+@pytest.mark.core
 @pytest.mark.multiproc
 @pytest.mark.parametrize("strategy", ["ddp", "pipeline"])
 def test_losses_are_bit_identical(tmp_path: Path, strategy: str) -> None:

@@ -64,6 +64,7 @@ def test_wrappers(tmp_path: Path, server: ServerProcess) -> None:
     assert run.get()["run"]["name"] == "job.sh"
 
 
+@pytest.mark.core
 def test_two_nodes_on_one_machine(tmp_path: Path, server: ServerProcess) -> None:
     """Each node has its own launcher; both name the run, and here they share a directory."""
     rendezvous = f"127.0.0.1:{free_port()}"

@@ -13,7 +13,7 @@ from tests import capabilities
 from tests.scenarios.torture.harness import Case, Torture
 from tests.scenarios.torture.ways import WAYS, Way
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.core]
 
 
 @pytest.fixture(scope="module")

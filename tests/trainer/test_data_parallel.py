@@ -17,6 +17,8 @@ from tests.trainer.whole_runs import (
     train_alone,
 )
 
+pytestmark = pytest.mark.core
+
 STEPS = 10
 HALFWAY = 5
 RUNS = {  # ranks, arguments

@@ -44,6 +44,7 @@ def _arguments(folder: Path, flags: str) -> list[str]:
     return with_checkpoints(folder, f"--strategy fsdp {flags}", steps=STEPS, every=HALFWAY)
 
 
+@pytest.mark.core
 @pytest.mark.multiproc
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_equal_those_of_a_single_process(runs: dict[str, Finished], name: str) -> None:

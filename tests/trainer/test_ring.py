@@ -13,6 +13,8 @@ from tests.trainer.launch import run
 from tests.trainer.ring_sums import numbers
 from tests.trainer.whole_runs import assert_traffic_as_computed
 
+pytestmark = pytest.mark.core
+
 RING_SUMS = Path(__file__).with_name("ring_sums.py")
 
 

@@ -33,6 +33,7 @@ def wait_for_step(page: Any, step: int) -> None:
     page.locator(f".plotregion[aria-label*='to {step}.']").wait_for(timeout=15_000)
 
 
+@pytest.mark.core
 def test_new_steps_and_lines_appear_without_reload(
     site: Site, open_page: Callable[..., Watched]
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.web.conftest import SLOW, SLOW_FROM, SLOW_RANK, Watched
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.core]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tasks.md"
 MOST_ACTIONS = 4
 # Where on the page, and what has to stand there.

@@ -20,7 +20,7 @@ from rankscope.preflight.options import Options
 from rankscope.preflight.system import System
 from tests import fork_server
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.together("agents of preflight")]
+pytestmark = [pytest.mark.multiproc, pytest.mark.together("agents of preflight"), pytest.mark.core]
 NODES = ("node0", "node1", "node2")
 IS_FORKED = pytest.mark.usefixtures("forked")  # what is not about starting and killing children
 MODULE = ("-m", "rankscope.preflight.collective")

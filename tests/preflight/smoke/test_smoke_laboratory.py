@@ -95,6 +95,7 @@ def smoke_of(run: Run, node: str) -> SmokeFacts:
     return smoke
 
 
+@pytest.mark.core
 def test_three_healthy_hosts(scene: Callable[[], Scene]) -> None:
     here = scene()
     with here.lab:
