@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rankscope_server.findings.text import ranks_text
 _NUMBER = "replica_checksum"
 _MAX_FINDINGS = 16
 _STEPS_BEHIND = 10  # of an unfinished step that accumulates gradients over some backward passes
+_Group: TypeAlias = tuple[str, int, str]  # role, stage, name of the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,34 +256,43 @@ def skipped_updates(window: Window) -> list[Finding]:
         return []
     newest = max(state.step for state in states.values())
     behind = [rank for rank, state in states.items() if newest - state.step > _STEPS_BEHIND]
-    level = [rank for rank in states if rank not in behind]
     if not behind or 2 * len(behind) >= len(states):
         return []
+    calls = _calls_of(window, set(states) - set(behind))
     return [
         _skipped_finding(window, rank, newest)
         for rank in sorted(behind)
-        if any(_goes_along(window, rank, other) for other in level)
+        if _goes_along(window, rank, calls)
     ]
 
 
-def _goes_along(window: Window, rank: int, other: int) -> bool:
-    """Return whether two ranks of one role made as many calls in a group of theirs."""
-    mine, theirs = window.ranks.get(rank), window.ranks.get(other)
-    if mine is None or theirs is None or (mine.role, mine.stage) != (theirs.role, theirs.stage):
-        return False
-    issued = {group.group: group.issued for group in window.states[other].groups}
-    per_step = _calls_per_step(window, other)
-    return any(
-        group.issued and abs(group.issued - issued.get(group.group, 0)) <= max(2.0, 2 * per_step)
-        and issued.get(group.group, 0) > _STEPS_BEHIND * per_step
+def _calls_of(window: Window, ranks: Iterable[int]) -> dict[_Group, set[tuple[int, float]]]:
+    """Return how many calls ranks of each role made in their groups, and how near is as many.
+
+    Most ranks of a role made equally many: a thousand of them are a few pairs of numbers.
+    """
+    found: dict[_Group, set[tuple[int, float]]] = defaultdict(set)
+    for rank in ranks:
+        known, state = window.ranks.get(rank), window.states[rank]
+        if known is None:
+            continue
+        per_step = max((group.issued for group in state.groups), default=0) / max(state.step, 1)
+        for group in state.groups:
+            if group.issued > _STEPS_BEHIND * per_step:
+                found[known.role, known.stage, group.group].add(
+                    (group.issued, max(2.0, 2 * per_step))
+                )
+    return found
+
+
+def _goes_along(window: Window, rank: int, calls: Mapping[_Group, set[tuple[int, float]]]) -> bool:
+    """Return whether a rank made as many calls in a group as another one of its role."""
+    known = window.ranks.get(rank)
+    return known is not None and any(
+        group.issued and abs(group.issued - issued) <= near
         for group in window.states[rank].groups
-    )  # fmt: skip
-
-
-def _calls_per_step(window: Window, rank: int) -> float:
-    state = window.states[rank]
-    most = max((group.issued for group in state.groups), default=0)
-    return most / max(state.step, 1)
+        for issued, near in calls.get((known.role, known.stage, group.group), ())
+    )
 
 
 def _skipped_finding(window: Window, rank: int, newest: int) -> Finding:
