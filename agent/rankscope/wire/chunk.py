@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 
 from rankscope.wire import zstd
+from rankscope.wire.arrays import begins_of_runs
 from rankscope.wire.chunk_dictionary import DICTIONARY
 from rankscope.wire.rank_parts import Parts
 
@@ -508,7 +509,7 @@ def by_rank(rank: int, columns: Mapping[str, Column]) -> Iterator[tuple[int, dic
 
 def begins_of(ranks: Array) -> list[int]:
     """Return where the events of each rank begin in a column `RANK`."""
-    begins: list[int] = np.flatnonzero(np.diff(ranks, prepend=-1)).tolist()
+    begins: list[int] = begins_of_runs(ranks).tolist()
     return begins
 
 

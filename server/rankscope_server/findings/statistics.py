@@ -16,12 +16,18 @@ _EXACT_OTHERS = 32  # up to so many rows "the others" leaves the row itself out
 
 def median(values: Array, axis: int = -1) -> Array:
     """Return the median along an axis; NaN where nothing is known. Never warns."""
-    ordered = np.sort(values, axis=axis)  # NaN go last
+    ordered, num = np.sort(values, axis=axis), values.shape[axis]  # NaN go last
+    if num and not np.isnan(ordered.take(-1, axis)).any():  # the usual case: all are known
+        return np.asarray((ordered.take((num - 1) // 2, axis) + ordered.take(num // 2, axis)) / 2)
     known = np.sum(~np.isnan(values), axis=axis, keepdims=True)
+    return np.squeeze(_middles(ordered, known, axis), axis)
+
+
+def _middles(ordered: Array, known: Array, axis: int) -> Array:
+    """Return the middle of the first `known` values along an axis, NaN where none is."""
     low = np.take_along_axis(ordered, np.maximum((known - 1) // 2, 0), axis)
-    high = np.take_along_axis(ordered, np.minimum(known // 2, values.shape[axis] - 1), axis)
-    middle: Array = np.squeeze(np.where(known > 0, (low + high) / 2, np.nan), axis)
-    return middle
+    high = np.take_along_axis(ordered, np.minimum(known // 2, ordered.shape[axis] - 1), axis)
+    return np.where(known > 0, (low + high) / 2, np.nan)
 
 
 def middle(values: Array) -> float:
@@ -88,10 +94,11 @@ def scatter(values: Array, lag: int = 1) -> Array:
     known = np.sum(~np.isnan(differences), axis=1)
     kept = np.where(known > lag, known - lag, known)  # where all may be moved, none is better
     sigma: Array = np.full(len(values), np.nan)
+    middles = _middles(differences, kept[:, None], 1)[:, 0]
     for num_known, num_kept in set(zip(known.tolist(), kept.tolist(), strict=True)):
         if num_kept:
             rows = known == num_known
             quantile = num_kept / (2 * num_known)
             at_one_sigma = NormalDist().inv_cdf(0.5 + quantile / 2) * np.sqrt(2.0)
-            sigma[rows] = median(differences[rows, :num_kept]) / at_one_sigma
+            sigma[rows] = middles[rows] / at_one_sigma
     return sigma

@@ -22,6 +22,9 @@ BINS_PER_DOUBLING = 8
 BASE_NS = 1_000.0
 MAX_SUM_NS = 1 << 62  # what a database number holds; a century of waiting
 _SURELY_WHOLE_NS = float(1 << 61)  # far from what an int64 holds
+_EXACT_NS = float(1 << 53)  # sums of whole numbers below are exact as floats
+_MORE_THAN_ALL_NS = 1 << 62
+_EVENTS_AT_ONCE = 1 << 15
 MAX_SIZES = 64  # per operation and group in one chunk; ragged sizes beyond are put into doublings
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -115,66 +118,87 @@ _known_keys_of = lru_cache(maxsize=2_048)(_keys_of)
 def sum_collectives(chunks: Sequence[CallDurations]) -> dict[OperationKey, OperationSum]:
     """Return the sums of some chunks together."""
     places: dict[OperationKey, int] = {}
-    parts = []
-    for chunk in chunks:
-        known = [places.setdefault(key, len(places)) for key in chunk.keys]
-        parts.append(np.array(known)[chunk.codes])
-    if not parts:
-        return {}
-    codes = np.concatenate(parts)
-    duration = np.concatenate([chunk.duration_ns for chunk in chunks])
-    blocked = np.maximum(np.concatenate([chunk.blocked_ns for chunk in chunks]), 0)
-    is_open = np.concatenate([chunk.state for chunk in chunks]) <= RETURNED
-    num = len(places)
-    count, num_open = np.bincount(codes, minlength=num), np.bincount(codes[is_open], minlength=num)
-    ended = duration >= 0
-    totals = _totals(codes[ended], duration[ended], num)
-    waits = _totals(codes, blocked, num)
-    bins = codes[ended] * NUM_BINS + bins_of(duration[ended])
-    histograms = np.bincount(bins, minlength=num * NUM_BINS).reshape(num, NUM_BINS)
-    sums: dict[OperationKey, OperationSum] = {}
-    for key, place in places.items():
-        result = sums[key] = OperationSum()
-        result.count, result.open = int(count[place]), int(num_open[place])
-        result.blocked_ns = waits.get(place, _NOTHING).sum_ns
-        total = totals.get(place, _NOTHING)
-        result.sum_ns, result.min_ns, result.max_ns = total
-        result.histogram = histograms[place].astype("<i8")
-    return sums
+    known = [np.array([places.setdefault(key, len(places)) for key in one.keys]) for one in chunks]
+    sums = _Sums(len(places))
+    begin, num_events = 0, 0
+    for end, chunk in enumerate(chunks, 1):  # some at a time, that stay near the processor
+        num_events += len(chunk.codes)
+        if num_events >= _EVENTS_AT_ONCE or end == len(chunks):
+            sums.add(chunks[begin:end], known[begin:end])
+            begin, num_events = end, 0
+    return {key: sums.of(place) for key, place in places.items()}
 
 
-class _Total(NamedTuple):
-    """Of one key."""
+class _Sums:
+    """Counts and sums of some keys, arrays by the place of a key."""
 
-    sum_ns: int
-    min_ns: int | None
-    max_ns: int | None
+    def __init__(self, num: int) -> None:
+        self._count, self._open, self._sum_ns, self._blocked_ns = np.zeros((4, num), np.int64)
+        self._min_ns, self._max_ns = np.full(num, _MORE_THAN_ALL_NS), np.full(num, -1)
+        # What whole numbers wrap beyond what a database holds; floats show when.
+        self._rough_ns, self._rough_blocked_ns = np.zeros((2, num))
+        self._histograms = np.zeros((num, NUM_BINS), "<i8")
+
+    def add(self, chunks: Sequence[CallDurations], places: Sequence[Array]) -> None:
+        """Add chunks; `places` are those of the keys of each."""
+        codes, duration, blocked, state = (
+            column[0] if len(column) == 1 else np.concatenate(column)
+            for column in (
+                [place[chunk.codes] for place, chunk in zip(places, chunks, strict=True)],
+                [chunk.duration_ns for chunk in chunks],
+                [chunk.blocked_ns for chunk in chunks],
+                [chunk.state for chunk in chunks],
+            )
+        )
+        num = len(self._count)
+        self._count += np.bincount(codes, minlength=num)
+        is_open = state <= RETURNED
+        if is_open.any():
+            self._open += np.bincount(codes[is_open], minlength=num)
+        blocked = np.maximum(blocked, 0)
+        _add(self._blocked_ns, self._rough_blocked_ns, codes, blocked)
+        ended = duration >= 0
+        if not ended.all():
+            codes, duration = codes[ended], duration[ended]
+        _add(self._sum_ns, self._rough_ns, codes, duration)
+        np.minimum.at(self._min_ns, codes, duration)
+        np.maximum.at(self._max_ns, codes, duration)
+        bins = codes * NUM_BINS + bins_of(duration)
+        self._histograms += np.bincount(bins, minlength=num * NUM_BINS).reshape(num, NUM_BINS)
+
+    def of(self, place: int) -> OperationSum:
+        """Return the sums of one key."""
+        found = OperationSum()
+        found.count, found.open = int(self._count[place]), int(self._open[place])
+        found.sum_ns = _whole(self._sum_ns[place], self._rough_ns[place])
+        found.blocked_ns = _whole(self._blocked_ns[place], self._rough_blocked_ns[place])
+        if self._max_ns[place] >= 0:
+            found.min_ns, found.max_ns = int(self._min_ns[place]), int(self._max_ns[place])
+        found.histogram = self._histograms[place]
+        return found
 
 
-_NOTHING = _Total(0, None, None)
+def _add(sums: Array, rough: Array, codes: Array, values: Array) -> None:
+    """Add values to the sums of their codes, whole and as floats."""
+    more = np.bincount(codes, weights=values, minlength=len(sums))
+    rough += more
+    if len(codes) and more.max() < _EXACT_NS:  # no sum on the way was rounded
+        sums += more.astype(np.int64)
+    else:
+        np.add.at(sums, codes, values)
 
 
-def _totals(codes: Array, values: Array, num: int) -> dict[int, _Total]:
-    """Return sum, least and most of the values of each code that has one."""
-    if not len(codes):
-        return {}
-    order = np.argsort(codes.astype(np.uint16) if num < 1 << 16 else codes, kind="stable")
-    ordered, values = codes[order], values[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-    # Whole numbers are exact, and wrap beyond what a database holds; floats show when.
-    rough = np.add.reduceat(values.astype(np.float64), begins)
-    sums = np.where(rough < _SURELY_WHOLE_NS, np.add.reduceat(values, begins), MAX_SUM_NS)
-    rows = (ordered[begins], sums, np.minimum.reduceat(values, begins),
-            np.maximum.reduceat(values, begins))  # fmt: skip
-    return {
-        code: _Total(*total) for code, *total in zip(*(row.tolist() for row in rows), strict=True)
-    }
+def _whole(sum_ns: np.int64, rough_ns: float) -> int:
+    return int(sum_ns) if rough_ns < _SURELY_WHOLE_NS else MAX_SUM_NS
 
 
 def bins_of(duration_ns: Array) -> Array:
     """Return the bin of each duration."""
-    octaves = np.log2(np.maximum(duration_ns, BASE_NS) / BASE_NS)
-    return np.minimum((octaves * BINS_PER_DOUBLING).astype(np.int64), NUM_BINS - 1)
+    octaves = np.maximum(duration_ns, BASE_NS)
+    octaves /= BASE_NS
+    np.log2(octaves, out=octaves)
+    octaves *= BINS_PER_DOUBLING
+    return np.minimum(octaves.astype(np.int64), NUM_BINS - 1)
 
 
 def _bounded(sizes: list[int]) -> list[int]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.wire.arrays import distinct
 from rankscope.wire.schema import FLAG_P2P, RankState
 from rankscope_server.call_shapes import CallShape
 from rankscope_server.findings.statistics import Array
@@ -216,7 +217,7 @@ class Track:
         """Take calls; the same call again changes nothing. `kinds` are calls without their site."""
         self._know(np.flatnonzero(np.bincount(made.rank)), np.zeros(0, np.int64))
         self._note_sites(made, calls)
-        numbers = _distinct(made.number)
+        numbers = distinct(made.number)
         wanted = (numbers > self.given_up) & (numbers <= self.broken + _AFTER)
         if not wanted.all():
             made = made.where((made.number > self.given_up) & (made.number <= self.broken + _AFTER))
@@ -506,15 +507,6 @@ def _are_among(known: Array, values: Array) -> bool:
         return not len(values)
     at = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return bool((known[at] == values).all())
-
-
-def _distinct(values: Array) -> Array:
-    """Return whole numbers each once, ascending; those that lie close together without sorting."""
-    low = int(values.min())
-    if int(values.max()) - low > 4 * len(values):
-        return np.unique(values)
-    found: Array = np.flatnonzero(np.bincount(values - low)) + low
-    return found
 
 
 def ranks_of(mask: int) -> list[int]:

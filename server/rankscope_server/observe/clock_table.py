@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.wire.arrays import begins_of_runs
 from rankscope.wire.schema import ENDED, ClockOffset
 from rankscope_server.findings.statistics import Array
 from rankscope_server.observe.clock_drift import Drift, drifts_of
@@ -136,7 +137,7 @@ class ClockTable:
         names = list(self._clock_numbers)
         order = np.argsort(clocks, kind="stable")
         clocks, times_ns = clocks[order], times_ns[order]
-        begins = np.flatnonzero(np.diff(clocks, prepend=-1))
+        begins = begins_of_runs(clocks)
         oldest, newest = (
             reduce.reduceat(times_ns, begins).tolist() for reduce in (np.minimum, np.maximum)
         )
@@ -305,7 +306,7 @@ def _meetings_of(
     order = order[places[order] >= 0]
     if not len(order):
         return np.full(len(starts_ns), NEVER_NS), {}
-    begins = np.flatnonzero(np.diff(places[order], prepend=-1))
+    begins = begins_of_runs(places[order])
     hosts = places[order][begins]
     starts = np.maximum.reduceat(starts_ns[:, order], begins, axis=1)
     ends = np.minimum.reduceat(ends_ns[:, order], begins, axis=1)

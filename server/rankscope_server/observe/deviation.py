@@ -119,8 +119,9 @@ def _renew(
     policy: Policy,
 ) -> None:
     """Compute the columns that are not clean."""
-    first, seen = table.clean_columns, table.seen()
-    later, num_before = first + np.flatnonzero(seen[first:]), int(seen[:first].sum())
+    first, seen = table.clean_columns, np.flatnonzero(table.seen())
+    num_before = int(np.searchsorted(seen, first))
+    later = seen[num_before:]
     usual = _normal_steps(table, "own", first, warmup)
     reference = _reference(usual, base["own"], base["own"], usual, roles, peers)
     for name, view in views.items():
@@ -136,8 +137,11 @@ def _renew(
             (view.short, policy.short_window),
             (view.long, policy.long_window),
         ):
+            begin = max(num_before - window + 1, 0)  # what is before is in none of these windows
             medians[:, first:] = np.nan
-            medians[:, later] = rolling_median(view.raw[:, seen], window, num_before)
+            medians[:, later] = rolling_median(
+                view.raw[:, seen[begin:]], window, num_before - begin
+            )
 
 
 def _have_peers(roles: tuple[Hashable, ...], policy: Policy) -> NDArray[np.bool_]:

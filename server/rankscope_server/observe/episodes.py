@@ -109,6 +109,8 @@ def find_episodes(deviation: Deviation, num_steps: int, policy: Policy) -> list[
     first_column = int(seen[: deviation.first_column].sum())
     for name, every in deviation.views.items():
         view = every if seen.all() else every.only(seen)
+        if not _may_enter(view, first_column, policy):
+            continue
         levels = entry_levels(view, deviation.peers, first_column, num_steps, policy)
         found += _episodes_in(name, view, levels, first_column, policy)
     # A few steps in a phase that is calm otherwise are strong, but must not hide the long episode.
@@ -128,6 +130,15 @@ def find_episodes(deviation: Deviation, num_steps: int, policy: Policy) -> list[
 
 def _overlap(episode: Episode, other: Episode) -> bool:
     return episode.row == other.row and episode.first <= other.last and other.first <= episode.last
+
+
+def _may_enter(view: View, first_column: int, policy: Policy) -> bool:
+    """Return whether any row is above the least entry level that there is: mostly none is."""
+    return any(
+        float(np.fmax.reduce(medians[:, first_column:], axis=None, initial=0.0))
+        > policy.ln_entry_floor
+        for medians in (view.short, view.long)
+    )
 
 
 def _episodes_in(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.wire.arrays import distinct
 from rankscope.wire.chunk import RANK, Column, Words, decode_chunks
 from rankscope_server.findings.statistics import Array
 from rankscope_server.observe.collectives import Collectives, RankCalls
@@ -113,7 +114,7 @@ class EventTable:
         kept = steps[begins] >= self.first_step
         ranks, steps, counts = ranks[begins][kept], steps[begins][kept], counts[kept]
         blocks = steps // _BLOCK
-        for block in np.unique(blocks).tolist():
+        for block in distinct(blocks).tolist():
             inside = blocks == block
             places, who = steps[inside] % _BLOCK, ranks[inside]
             rows = self._rows_of_step.setdefault(block, np.zeros(_BLOCK, np.int64))

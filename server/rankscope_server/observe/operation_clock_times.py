@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankscope.wire.arrays import begins_of_runs, first_places
 from rankscope_server.findings.statistics import Array
 
 KEPT = 192  # operations of a group: two windows, and drift between them
@@ -40,7 +41,7 @@ class OperationClockTimes:
         width = self._starts_ns.shape[1]
         cells = places[kept] * width + clocks[kept]
         order = np.argsort(cells, kind="stable")
-        begins = np.flatnonzero(np.diff(cells[order], prepend=-1))
+        begins = begins_of_runs(cells[order])
         rows, columns = divmod(cells[order][begins], width)
         last_start = np.maximum.reduceat(starts_ns[kept][order], begins)
         first_end = np.minimum.reduceat(ends_ns[kept][order], begins)
@@ -67,7 +68,7 @@ class OperationClockTimes:
 
     def _make_rows(self, numbers: Array, starts_ns: Array) -> None:
         """Make room for new operations; leave out the oldest, or where frequent every second."""
-        new, first = np.unique(numbers, return_index=True)
+        new, first = first_places(numbers)
         held, place = np.unique(np.append(self.numbers, new), return_index=True)
         # of those held a start that any clock saw, of the new ones that of their first event
         known_ns = np.max(self._starts_ns, axis=1, initial=-NEVER_NS)
@@ -83,7 +84,8 @@ class OperationClockTimes:
             return
         shape = (len(held), self._starts_ns.shape[1])
         starts, ends = np.full(shape, -NEVER_NS), np.full(shape, NEVER_NS)
-        staying = np.isin(self.numbers, held)
-        rows = np.searchsorted(held, self.numbers[staying])
+        rows = np.minimum(np.searchsorted(held, self.numbers), max(len(held) - 1, 0))
+        staying = held[rows] == self.numbers
+        rows = rows[staying]
         starts[rows], ends[rows] = self._starts_ns[staying], self._ends_ns[staying]
         self.numbers, self._starts_ns, self._ends_ns = held, starts, ends

@@ -12,12 +12,13 @@ it has not seen its waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.wire.arrays import distinct
 from rankscope.wire.chunk import Column
 from rankscope.wire.schema import (
     STEP_CHECKPOINT,
@@ -112,6 +113,7 @@ class StepTable:
         self._cells["flags"] = np.zeros(shape, np.int32)
         self.past = Past()
         self.first_known: dict[str, NDArray[Any]] = {}  # of `deviation`: medians per row
+        self._noted: dict[str, NDArray[np.bool_]] = {}  # by column, until a cell changes
         self._head: dict[str, NDArray[Any]] = {}
         self._head_steps = np.zeros(0, np.int64)
 
@@ -157,7 +159,10 @@ class StepTable:
 
     def special(self, first_column: int = 0) -> NDArray[np.bool_]:
         """Return which columns hold a first, checkpoint or evaluation step of any rank."""
-        found: NDArray[np.bool_] = np.any(self._flags(self.get("flags", first_column)), axis=0)
+        return self._once("special", self._special)[first_column:]
+
+    def _special(self) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = np.any(self._flags(self.flags()), axis=0)
         return found
 
     def head_special(self) -> NDArray[np.bool_]:
@@ -205,10 +210,21 @@ class StepTable:
 
         Of such a step no rank's self time need be known; were it whole on a rank, it would be.
         """
-        flags, known = self.flags()[:, first_column:], ~np.isnan(self.get("duration", first_column))
+        return self._once("seen", self._seen)[first_column:]
+
+    def _seen(self) -> NDArray[np.bool_]:
+        flags, known = self.flags(), ~np.isnan(self.get("duration"))
         thinned = np.all((flags & STEP_THINNED != 0) | ~known, axis=0)
         found: NDArray[np.bool_] = ~(thinned & np.any(flags & STEP_WAITS_UNKNOWN != 0, axis=0))
         return found
+
+    def _once(self, name: str, read: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Return what is read of all cells, once until one of them changes. Not to be changed."""
+        known = self._noted.get(name)
+        if known is None:
+            known = self._noted[name] = read()
+            known.flags.writeable = False
+        return known
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -226,13 +242,14 @@ class StepTable:
     def put_all(self, taken: RankSteps) -> None:
         """Take the steps of ranks; of a step that comes twice the later start counts."""
         steps = np.asarray(taken.columns["step"], np.int64)
-        numbers = np.unique(steps)[-self.capacity :]
+        numbers = distinct(steps)[-self.capacity :]
         keep = np.flatnonzero(steps >= numbers[0])
         cells = _cells_of(taken.columns, keep)
         self._make_columns(numbers)
         rows = taken.each(np.array([self._row(rank) for rank in taken.ranks.tolist()]))[keep]
         steps = steps[keep]
-        if len(keep) > 1 and len(np.unique(rows * (int(steps.max()) + 1) + steps)) < len(keep):
+        low, high = int(steps.min()), int(steps.max())
+        if len(distinct(rows * (high - low + 1) + (steps - low))) < len(keep):
             order = np.argsort(cells["started_ms"], kind="stable")  # the last one written stays
             rows, steps = rows[order], steps[order]
             cells = {name: values[order] for name, values in cells.items()}
@@ -242,6 +259,7 @@ class StepTable:
         touched = self._put_into(self._cells, self.steps, rows, steps, cells)
         self.clean_columns = min(self.clean_columns, touched)
         self._hidden_columns = min(self._hidden_columns, touched)
+        self._noted.clear()
 
     def _put_into(
         self,

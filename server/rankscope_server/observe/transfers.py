@@ -88,21 +88,41 @@ def _collect(
         return
     octave = np.log2(np.maximum(rows["size_bytes"][at], 1)).astype(np.int64)
     keys = [rows[name][at].astype(np.int64) for name in names]
-    order = np.lexsort((rows["sequence"][at], octave, *reversed(keys)))
-    table = np.stack([*keys, octave, rows["sequence"][at].astype(np.int64)])[:, order]
+    columns = [*keys, octave, rows["sequence"][at].astype(np.int64)]
+    order = _order_of(columns)
+    table = np.stack([column[order] for column in columns])
     took, need = rows["transfer_ms"][at][order], need[at][order]
-    first = np.flatnonzero(np.any(np.diff(table, axis=1, prepend=-1) != 0, axis=0))
+    first = _begins(table)
     count = np.diff(np.append(first, len(order)))
     least = np.minimum.reduceat(took, first)
     table, whole = table[:, first], (count == need[first]) & (count > 1)
     table, least = table[:, whole], least[whole].astype(float)
     if not len(least):
         return
-    begin = np.flatnonzero(np.any(np.diff(table[:-1], axis=1, prepend=-1) != 0, axis=0))
+    begin = _begins(table[:-1])
     for place, end in zip(begin, [*begin[1:], len(least)], strict=True):
         key = table[:, place]
         path, operation = name_of(key)
         found[TransferKind(path, operation, int(key[-2]))] = least[place:end]
+
+
+def _order_of(columns: Sequence[Array]) -> Array:
+    """Return the order of rows by these columns, the first one first; of equal ones any."""
+    key, room = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        low, high = int(column.min()), int(column.max())
+        room *= high - low + 1
+        if room >= 1 << 62:
+            return np.lexsort(columns[::-1])
+        key = key * (high - low + 1) + (column - low)
+    return np.argsort(key)
+
+
+def _begins(table: Array) -> Array:
+    """Return the columns of a table that are not as the one before."""
+    is_begin = np.ones(table.shape[1], bool)
+    np.any(table[:, 1:] != table[:, :-1], axis=0, out=is_begin[1:])
+    return np.flatnonzero(is_begin)
 
 
 def compared(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.wire.arrays import distinct
 from rankscope.wire.chunk import Column
 from rankscope_server.ingest.step_metrics import BLOCK_STEPS, FLOAT_METRICS, STARTED, Array
 from rankscope_server.store import tables
@@ -83,7 +84,7 @@ class TileWriter:
             values = {name: np.concatenate([c.values[name] for c in cells]) for name in metrics}
             wide = int(ranks.max()) // BLOCK_RANKS + 1  # blocks of ranks
             blocks = steps // BLOCK_STEPS * wide + ranks // BLOCK_RANKS
-            for block in np.unique(blocks).tolist():
+            for block in distinct(blocks).tolist():
                 inside = np.flatnonzero(blocks == block)
                 step_block, rank_block = divmod(block, wide)
                 lines, columns = ranks[inside] % BLOCK_RANKS, steps[inside] % BLOCK_STEPS

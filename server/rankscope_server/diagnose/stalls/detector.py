@@ -188,8 +188,13 @@ def _stalling(work: Work, policy: Policy) -> Iterator[_Row]:
 
     Among many small stalls of every row those of one that is many times as slow would be lost.
     """
-    stalls = _beyond(work, policy.ln_stall_floor, policy.stall_sigmas)
-    clear = _beyond(work, policy.ln_stall_clear, policy.stall_sigmas)
+    least = min(policy.ln_stall_floor, policy.ln_stall_clear)
+    if not float(np.fmax.reduce(work.far, axis=None, initial=0.0)) > least:
+        return  # the usual case
+    sigma = scatter(work.far)
+    beyond = policy.stall_sigmas * np.fmax(sigma, median(sigma))
+    stalls = _beyond(work, policy.ln_stall_floor, beyond)
+    clear = _beyond(work, policy.ln_stall_clear, beyond)
     by_all, by_clear = dict(_stand_out(stalls, policy)), dict(_stand_out(clear, policy))
     for row, worst in (by_clear | by_all).items():
         hits = _apart(work, stalls if row in by_all else clear, row)
@@ -216,10 +221,9 @@ def _apart(work: Work, hits: NDArray[np.bool_], row: int) -> NDArray[np.bool_]:
     return found
 
 
-def _beyond(work: Work, floor: float, sigmas: float) -> NDArray[np.bool_]:
-    """Return which steps are so many sigma of their row over their reference, and the floor."""
-    sigma = scatter(work.far)
-    level = np.fmax(floor, sigmas * np.fmax(sigma, median(sigma)))
+def _beyond(work: Work, floor: float, level: Array) -> NDArray[np.bool_]:
+    """Return which steps are over their reference by their row's level, and by the floor."""
+    level = np.fmax(floor, level)
     with np.errstate(invalid="ignore"):
         beyond: NDArray[np.bool_] = work.far > level[:, None]
     return beyond
