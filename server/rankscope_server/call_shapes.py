@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.wire.arrays import sorted_distinct
 from rankscope.wire.chunk import Column, Words
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -115,7 +116,7 @@ def _values_of(name: str, column: Column | None, events: Array) -> list[Any]:
 
 def _coded(keys: Array) -> tuple[Array, Array]:
     """Return the distinct keys in order, and the place of each key among them."""
-    distinct = np.unique(keys[:_SAMPLE])
+    distinct = sorted_distinct(keys[:_SAMPLE])
     codes = np.minimum(np.searchsorted(distinct, keys), len(distinct) - 1)
     if not np.array_equal(distinct[codes], keys):  # some come later only
         distinct, codes = np.unique(keys, return_inverse=True)

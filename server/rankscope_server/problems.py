@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import uuid
+import secrets
 
 import msgspec
 from fastapi import Request, Response
 
 RETRY_AFTER_SECONDS = 5
+_PROCESS, _numbers = secrets.token_hex(4), itertools.count(secrets.randbits(32))
 
 
 class Problem(Exception):
@@ -68,9 +70,14 @@ def request_id(request: Request) -> str:
     if "request_id" not in request.scope:
         given = request.headers.get("x-request-id", "")
         sane = 0 < len(given) <= 64 and given.isascii() and given.replace("-", "").isalnum()
-        request.scope["request_id"] = given if sane else uuid.uuid4().hex[:16]
+        request.scope["request_id"] = given if sane else _new_id()
     identity: str = request.scope["request_id"]
     return identity
+
+
+def _new_id() -> str:
+    """Return an id of this process and a number: to ask the system for chance costs more."""
+    return f"{_PROCESS}{next(_numbers) & 0xFFFFFFFF:08x}"
 
 
 def answer(request: Request, problem: Problem) -> Response:

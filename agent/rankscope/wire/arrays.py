@@ -16,12 +16,17 @@ _MOST_APART = 32  # numbers between the least and the largest, for each value
 
 def distinct(values: Array) -> Array:
     """Return whole numbers each once, ascending."""
-    if not len(values):
-        return values
-    low = int(values.min())
-    if int(values.max()) - low > _MOST_APART * len(values):
-        return np.unique(values)
+    low = int(values.min()) if len(values) else 0
+    if not len(values) or int(values.max()) - low > _MOST_APART * len(values):
+        return sorted_distinct(values)
     found: Array = np.flatnonzero(np.bincount(values - low)) + low
+    return found
+
+
+def sorted_distinct(values: Array) -> Array:
+    """Return what `distinct` does, of numbers that are known to be far apart, or few."""
+    ordered = np.sort(values)
+    found: Array = ordered[begins_of_runs(ordered)]
     return found
 
 

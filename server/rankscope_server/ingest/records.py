@@ -139,14 +139,18 @@ class _Field(NamedTuple):
     least: int
     most: int
     length: int
+    default: object  # it is fit
 
 
 @functools.cache
 def _fields_of(kind: type[_Struct]) -> tuple[_Field, ...]:
     return tuple(
-        _Field(name, *_range_of(name), _IDENTITIES.get(name, _LENGTHS.get(name, _LENGTH)))
-        for name in kind.__struct_fields__
-    )
+        _Field(
+            field.name, *_range_of(field.name),
+            _IDENTITIES.get(field.name, _LENGTHS.get(field.name, _LENGTH)), field.default,
+        )
+        for field in msgspec.structs.fields(kind)
+    )  # fmt: skip
 
 
 def _range_of(name: str) -> tuple[int, int]:
@@ -158,7 +162,11 @@ def _changes(record: _Struct) -> dict[str, Any]:
     """Return the fields that must be another value. Nearly all are fit as they are."""
     changes: dict[str, Any] = {}
     values = msgspec.structs.astuple(record)
-    for (name, least, most, length), value in zip(_fields_of(type(record)), values, strict=True):
+    for (name, least, most, length, default), value in zip(
+        _fields_of(type(record)), values, strict=True
+    ):
+        if value is default:  # as most are
+            continue
         kind = type(value)
         if kind is int:
             if not least <= value <= most:

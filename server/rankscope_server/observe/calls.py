@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.wire.arrays import distinct
+from rankscope.wire.arrays import distinct, sorted_distinct
 from rankscope.wire.schema import FLAG_P2P, RankState
 from rankscope_server.call_shapes import CallShape
 from rankscope_server.findings.statistics import Array
@@ -257,14 +257,20 @@ class Track:
         """Make rows for ranks and columns for numbers, those that are there already stay."""
         if _are_among(self._ranks, ranks) and _are_among(self._numbers, numbers):
             return
-        all_ranks, all_numbers = np.union1d(self._ranks, ranks), np.union1d(self._numbers, numbers)
+        all_ranks, all_numbers = _united(self._ranks, ranks), _united(self._numbers, numbers)
         rows = np.searchsorted(all_ranks, self._ranks)
         columns = np.searchsorted(all_numbers, self._numbers)
         has_called = np.zeros((len(all_ranks), len(all_numbers)), bool)
-        has_called[np.ix_(rows, columns)] = self._has_called
-        known_calls = np.zeros((len(all_ranks), self._known_calls.shape[1]), bool)
-        known_calls[rows] = self._known_calls
-        self._has_called, self._known_calls = has_called, known_calls
+        if len(all_ranks) > len(self._ranks):
+            has_called[np.ix_(rows, columns)] = self._has_called
+            known_calls = np.zeros((len(all_ranks), self._known_calls.shape[1]), bool)
+            known_calls[rows] = self._known_calls
+            self._known_calls = known_calls
+        elif len(columns) and columns[-1] == len(columns) - 1:  # new ones come after all
+            has_called[:, : len(columns)] = self._has_called
+        else:
+            has_called[:, columns] = self._has_called
+        self._has_called = has_called
         codes = np.full(len(all_numbers), _UNCALLED)
         codes[columns] = self._codes
         flags = np.zeros((3, len(all_numbers)), bool)
@@ -499,6 +505,13 @@ def _places(known: Array, values: Array) -> Array:
     is_dense = int(known[-1]) - int(known[0]) == len(known) - 1
     found: Array = values - known[0] if is_dense else np.searchsorted(known, values)
     return found
+
+
+def _united(known: Array, values: Array) -> Array:
+    """Return all values of two ascending arrays, each once, ascending."""
+    if not len(values):
+        return known
+    return sorted_distinct(np.concatenate([known, values]))
 
 
 def _are_among(known: Array, values: Array) -> bool:

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from rankscope_server.store.engine import StoreUnavailableError
 log = logging.getLogger(__name__)
 RESERVE_NAME = "rankscope.reserve"
 _OPENING_BYTES = 1 << 20  # lock, shared memory and log of SQLite
+_FRESH_SECONDS = 0.25  # a fast run writes a few MiB in it
 _AFTER_FAILURE_BYTES = 1 << 20  # so much must be free before the next try
 REMEDY = "free space there, delete runs, or set --keep-runs-bytes; senders retry by themselves"
 
@@ -47,6 +49,7 @@ class Disk:
         self._reserve_bytes, self._low_bytes = reserve_bytes, low_bytes
         self._lock = threading.Lock()
         self._reason = ""  # why nothing is taken; empty while it is
+        self._looked = -_FRESH_SECONDS  # when that was read
         self._has_failed = self._is_released = False
         self.on_full: Callable[[], None] = lambda: None
 
@@ -61,7 +64,12 @@ class Disk:
         return self._database is not None and self._free() < _OPENING_BYTES
 
     def admit(self) -> None:
-        """Return where a write may begin. Raises StoreUnavailableError while the disk is full."""
+        """Return where a write may begin. Raises StoreUnavailableError while the disk is full.
+
+        Where there was room a moment ago there is: to ask the system costs as much as a request.
+        """
+        if not self._reason and time.monotonic() - self._looked < _FRESH_SECONDS:
+            return
         reason = self.full()
         if reason:
             raise StoreUnavailableError(reason, REMEDY, cause="disk_full")
@@ -72,6 +80,7 @@ class Disk:
             return ""
         with self._lock:
             before, self._reason = self._reason, self._look()
+            self._looked = time.monotonic()
             reason = self._reason
         if reason and not before:
             log.warning("no more data is taken in %s: %s; %s", self._database, reason, REMEDY)
