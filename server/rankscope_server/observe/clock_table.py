@@ -16,9 +16,9 @@ from rankscope_server.observe.clock_drift import Drift, drifts_of
 from rankscope_server.observe.clocks import (
     Clocks,
     Exchange,
-    Meeting,
+    Meetings,
+    SameHosts,
     align_clocks,
-    places_of_same_hosts,
 )
 from rankscope_server.observe.collectives import Collectives
 from rankscope_server.observe.operation_clock_times import NEVER_NS, OperationClockTimes
@@ -71,7 +71,7 @@ class ClockTable:
         self._leads_cut_ns = 0
         self._drifts: dict[str, Drift] = {}
         self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
-        self._met: tuple[object, list[Meeting]] | None = None  # None once events have come
+        self._met: tuple[object, Meetings] | None = None  # None once events have come
 
     def start_again(self, since_ns: int) -> None:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
@@ -242,8 +242,8 @@ class ClockTable:
         self.leads_ms(names)
         return self._drifts
 
-    def _meetings(self, hosts: list[str], host_of: Mapping[int, str]) -> list[Meeting]:
-        """Return the operations before the cut that at least two hosts were seen in, oldest first.
+    def _meetings(self, hosts: list[str], host_of: Mapping[int, str]) -> Meetings:
+        """Return the operations before the cut that at least two hosts were seen in.
 
         Notes up to which number of each group they go.
         """
@@ -255,31 +255,29 @@ class ClockTable:
             [place.get(clock if isinstance(clock, str) else host_of.get(clock, ""), -1)
              for clock in self._clock_numbers], np.int64,
         )  # fmt: skip
-        found: list[tuple[int, Meeting]] = []
+        found: list[SameHosts] = []
         share = max(MAX_MEETINGS // max(len(self._operations), 1), 8)
         self._used = {}
         for group, held in self._operations.items():
             self._put_waiting(group)
-            times, meetings = _meetings_of(*held.newest(share), places)
-            known = np.flatnonzero(times < self._cut_ns)
+            is_known, met = _met_in(*held.newest(share), places, self._cut_ns)
+            known = np.flatnonzero(is_known)
             if len(known):
-                self._used[group] = int(held.numbers[-len(times) :][known[-1]])
-            found += [(int(times[row]), meetings[row]) for row in known.tolist() if row in meetings]
-        in_order = [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
-        self._met = (key, in_order)
-        return in_order
+                self._used[group] = int(held.numbers[-len(is_known) :][known[-1]])
+            found += met
+        self._met = (key, Meetings.of(found))
+        return self._met[1]
 
 
-def _leads_ms(meetings: list[Meeting], num_hosts: int, cut_ns: int) -> Array:
+def _leads_ms(meetings: Meetings, num_hosts: int, cut_ns: int) -> Array:
     """Return how much later each clock read than the middle, operations x hosts; NaN: not there."""
     leads = np.full((len(meetings), num_hosts), np.nan)
-    for rows, hosts in places_of_same_hosts(meetings):
-        starts_ns = np.array([meetings[row].starts_ns for row in rows])
-        ends_ns = np.array([meetings[row].ends_ns for row in rows])
-        apart_ns = ends_ns - ends_ns[:, :1]  # small: floats do not distinguish the times themselves
+    for part in meetings.parts:
+        # small: floats do not distinguish the times themselves
+        apart_ns = part.ends_ns - part.ends_ns[:, :1]
         lead_ms = (apart_ns - np.median(apart_ns, axis=1, keepdims=True)) / 1e6
-        lead_ms[starts_ns.min(axis=1) >= cut_ns] = np.nan
-        leads[np.ix_(rows, hosts)] = lead_ms
+        lead_ms[part.starts_ns.min(axis=1) >= cut_ns] = np.nan
+        leads[np.ix_(part.places, part.hosts)] = lead_ms
     return leads
 
 
@@ -294,18 +292,18 @@ def synchronising(events: Collectives) -> Collectives:
     return events.where(np.flatnonzero(good), ("sequence", "arrived_ns", "duration_ns"))
 
 
-def _meetings_of(
-    starts_ns: Array, ends_ns: Array, place_of_clock: Array
-) -> tuple[Array, dict[int, Meeting]]:
-    """Return when each operation was, and those that several hosts were seen in.
+def _met_in(
+    starts_ns: Array, ends_ns: Array, place_of_clock: Array, cut_ns: int
+) -> tuple[Array, list[SameHosts]]:
+    """Return which operations were before the cut, and those of them that hosts met in.
 
-    Of operations x clocks; an operation that no host was seen in is `NEVER_NS`.
+    Of operations x clocks; one that no host was seen in was never.
     """
     places = place_of_clock[: starts_ns.shape[1]]
     order = np.argsort(places, kind="stable")
     order = order[places[order] >= 0]
     if not len(order):
-        return np.full(len(starts_ns), NEVER_NS), {}
+        return np.zeros(len(starts_ns), bool), []
     begins = begins_of_runs(places[order])
     hosts = places[order][begins]
     starts = np.maximum.reduceat(starts_ns[:, order], begins, axis=1)
@@ -314,9 +312,14 @@ def _meetings_of(
     count = is_seen.sum(axis=1)
     in_order = np.sort(np.where(is_seen, starts, NEVER_NS), axis=1)
     times = in_order[np.arange(len(starts)), count // 2]
-    times[count == 0] = NEVER_NS
-    found = {}
-    for row in np.flatnonzero(count > 1).tolist():
-        those = slice(None) if count[row] == len(hosts) else is_seen[row]
-        found[row] = Meeting(hosts[those], starts[row, those], ends[row, those])
-    return times, found
+    is_known = (times < cut_ns) & (count > 0)
+    met = np.flatnonzero(is_known & (count > 1))
+    alike: dict[bytes, list[int]] = {}
+    for row in met.tolist():
+        alike.setdefault(is_seen[row].tobytes(), []).append(row)
+    found = []
+    for rows in map(np.array, alike.values()):
+        those = np.flatnonzero(is_seen[rows[0]])
+        cells = np.ix_(rows, those)
+        found.append(SameHosts(hosts[those], rows, times[rows], starts[cells], ends[cells]))
+    return is_known, found

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,18 +26,76 @@ Order: TypeAlias = Literal["before", "after", "unknown"]
 SERVER = ""  # the name of the server among the hosts
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """One operation: for each host that took part its last start and its first end, own clock."""
+class SameHosts(NamedTuple):
+    """Operations in which the same hosts took part, by what each of their clocks showed."""
 
     hosts: Any  # places in the list of hosts
-    starts_ns: Any
-    ends_ns: Any
+    places: Any  # of each operation in the order of time of all, ascending
+    times_ns: Any  # when each began, by the clock in the middle
+    starts_ns: Any  # operations x hosts: the last start
+    ends_ns: Any  # the first end
+
+    def where(self, chosen: Any) -> SameHosts:
+        """Return some of the operations."""
+        return SameHosts(self.hosts, *(column[chosen] for column in self[1:]))
+
+
+class Meetings:
+    """Operations that at least two hosts took part in, in order of time."""
+
+    def __init__(self, parts: Sequence[SameHosts], begin: int, end: int) -> None:
+        self.parts = parts
+        self._begin, self._end = begin, end  # among all that there were
+
+    @classmethod
+    def of(cls, found: Sequence[SameHosts]) -> Meetings:
+        """Put operations in order; of those of one time the first one stays the first."""
+        if not found:
+            return cls((), 0, 0)
+        order = np.argsort(np.concatenate([part.times_ns for part in found]), kind="stable")
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        alike: dict[bytes, list[SameHosts]] = defaultdict(list)
+        at = 0
+        for part in found:
+            mine = places[at : at + len(part.times_ns)]
+            alike[part.hosts.tobytes()].append(part._replace(places=mine))
+            at += len(mine)
+        parts = []
+        for same in alike.values():
+            columns = [
+                np.concatenate(column) for column in zip(*(p[1:] for p in same), strict=True)
+            ]
+            joined = SameHosts(same[0].hosts, *columns)
+            parts.append(joined.where(np.argsort(joined.places)))
+        return cls(parts, 0, len(order))
+
+    def __len__(self) -> int:
+        return self._end - self._begin
 
     @property
-    def time_ns(self) -> int:
-        """Return when it began by the clock in the middle."""
-        return int(np.sort(self.starts_ns)[len(self.starts_ns) // 2])
+    def newest_ns(self) -> int:
+        """Return when the newest one began."""
+        return int(max(part.times_ns[-1] for part in self.parts))
+
+    @property
+    def mean_hosts(self) -> float:
+        """Return how many hosts take part in one."""
+        return sum(len(part.hosts) * len(part.times_ns) for part in self.parts) / len(self)
+
+    def between(self, begin: int, end: int) -> Meetings:
+        """Return those from one place to another."""
+        begin, end = self._begin + begin, self._begin + min(end, len(self))
+        parts = []
+        for part in self.parts:
+            low, high = np.searchsorted(part.places, (begin, end)).tolist()
+            if low < high:
+                parts.append(part.where(slice(low, high)))
+        return Meetings(parts, begin, end)
+
+    def newest(self, count: int) -> Meetings:
+        """Return so many of the newest ones, all where there are fewer."""
+        return self.between(max(len(self) - count, 0), len(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,30 +194,29 @@ class Clocks:
 
 def align_clocks(
     hosts: Sequence[str],
-    meetings: Sequence[Meeting],
+    meetings: Meetings,
     exchanges: Mapping[str, Exchange],
     drift_ratio: float,
 ) -> Clocks:
-    """Return the bounds at the time of the newest operation. `meetings` come oldest first.
+    """Return the bounds at the time of the newest operation.
 
     `drift_ratio`: no two clocks of sound hosts run apart faster. Where the bounds contradict each
     other a clock was set: then only what came after counts.
     """
     names = [*hosts, SERVER] if exchanges else list(hosts)
     now_ns = (
-        meetings[-1].time_ns
-        if meetings
+        meetings.newest_ns
+        if len(meetings)
         else max((exchange.time_ns for exchange in exchanges.values()), default=0)
     )
     half = np.full(len(names), drift_ratio / 2)
     drift = np.zeros(len(names))
     size = _connected_window(meetings, len(hosts))
-    newest = meetings[-size:]
-    upper = _bounds(names, newest, now_ns, drift, half)
+    upper = _bounds(names, meetings.newest(size), now_ns, drift, half)
     stepped: list[str] = []
     if size and len(meetings) >= 2 * size:
-        old = meetings[:size]
-        old_ns = old[-1].time_ns
+        old = meetings.between(0, size)
+        old_ns = old.newest_ns
         before = _bounds(names, old, old_ns, drift, half)
         stepped = _stepped(names, before, upper, drift_ratio * (now_ns - old_ns))
         if not stepped and _is_sound(upper) and _is_sound(before) and now_ns > old_ns:
@@ -168,15 +225,15 @@ def align_clocks(
             upper = np.minimum(upper, finer) if _is_sound(finer) else upper
     while not _is_sound(upper) and size > _MIN_WINDOW:
         size //= 2
-        upper = _bounds(names, meetings[-size:], now_ns, np.zeros(len(names)),
+        upper = _bounds(names, meetings.newest(size), now_ns, np.zeros(len(names)),
                         np.full(len(names), drift_ratio / 2))  # fmt: skip
     if not _is_sound(upper):
         upper = _unknown(len(names))
     upper = _with_exchanges(names, upper, exchanges, now_ns, drift_ratio)
-    return Clocks(names, upper, _likely(names, meetings[-2 * size :], now_ns), stepped)
+    return Clocks(names, upper, _likely(names, meetings.newest(2 * size), now_ns), stepped)
 
 
-def _likely(names: Sequence[str], meetings: Sequence[Meeting], now_ns: int) -> Any:
+def _likely(names: Sequence[str], meetings: Meetings, now_ns: int) -> Any:
     """Return the differences if no clock drifts, from as many operations as agree with that."""
     none = np.zeros(len(names))
     if len(names) > _MAX_LIKELY:
@@ -187,16 +244,15 @@ def _likely(names: Sequence[str], meetings: Sequence[Meeting], now_ns: int) -> A
             with np.errstate(invalid="ignore"):
                 middle = (upper - upper.T) / 2
             return middle if np.isfinite(middle).all() else None
-        meetings = meetings[len(meetings) // 2 :]
+        meetings = meetings.between(len(meetings) // 2, len(meetings))
     return None
 
 
-def _connected_window(meetings: Sequence[Meeting], num_hosts: int) -> int:
+def _connected_window(meetings: Meetings, num_hosts: int) -> int:
     """Return how many of the newest operations count: 100 of each group, by their size."""
-    if not meetings:
+    if not len(meetings):
         return 0
-    part = float(np.mean([len(meeting.hosts) for meeting in meetings]))
-    return min(len(meetings), int(WINDOW * max(num_hosts / part, 1.0)))
+    return min(len(meetings), int(WINDOW * max(num_hosts / meetings.mean_hosts, 1.0)))
 
 
 def _unknown(count: int) -> Any:
@@ -205,20 +261,18 @@ def _unknown(count: int) -> Any:
     return upper
 
 
-def _bounds(
-    names: Sequence[str], meetings: Sequence[Meeting], now_ns: int, drift: Any, half: Any
-) -> Any:
+def _bounds(names: Sequence[str], meetings: Meetings, now_ns: int, drift: Any, half: Any) -> Any:
     """Return the closed upper bounds at `now_ns`, ns; a negative diagonal is a contradiction.
 
     A clock that gains `drift` (within `half`) showed less before: what it showed is brought to
     `now_ns`, and what is not known of its drift widens the bound.
     """
     upper = _unknown(len(names))
-    for places, starts_ns, ends_ns in _blocks(meetings):
-        age = now_ns - np.sort(starts_ns, 1)[:, len(places) // 2, None]
-        starts = starts_ns - now_ns + drift[places] * age - half[places] * abs(age)
-        ends = ends_ns - now_ns + drift[places] * age + half[places] * abs(age)
-        block = np.ix_(places, places)
+    for some in _blocks(meetings):
+        age, hosts = now_ns - some.times_ns[:, None], some.hosts
+        starts = some.starts_ns - now_ns + drift[hosts] * age - half[hosts] * abs(age)
+        ends = some.ends_ns - now_ns + drift[hosts] * age + half[hosts] * abs(age)
+        block = np.ix_(hosts, hosts)
         # start_i - end_j <= theta_i - theta_j, so theta_j - theta_i <= end_j - start_i
         least = (ends[:, :, None] - starts[:, None, :]).min(0)
         upper[block] = np.minimum(upper[block], least)
@@ -226,23 +280,12 @@ def _bounds(
     return _closed(upper)
 
 
-def _blocks(meetings: Sequence[Meeting]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield places, starts and ends (operations x hosts) of operations of the same hosts."""
-    for rows, places in places_of_same_hosts(meetings):
-        size = max(1, _CELLS_AT_ONCE // len(places) ** 2)
-        for begin in range(0, len(rows), size):
-            part = [meetings[row] for row in rows[begin : begin + size]]
-            yield (places, np.array([one.starts_ns for one in part]),
-                   np.array([one.ends_ns for one in part]))  # fmt: skip
-
-
-def places_of_same_hosts(meetings: Sequence[Meeting]) -> Iterator[tuple[list[int], Any]]:
-    """Yield the places of operations of the same hosts, and these hosts."""
-    same: dict[bytes, list[int]] = defaultdict(list)
-    for place, meeting in enumerate(meetings):
-        same[meeting.hosts.tobytes()].append(place)
-    for places in same.values():
-        yield places, meetings[places[0]].hosts
+def _blocks(meetings: Meetings) -> Iterator[SameHosts]:
+    """Yield operations of the same hosts, some at a time."""
+    for part in meetings.parts:
+        size = max(1, _CELLS_AT_ONCE // len(part.hosts) ** 2)
+        for begin in range(0, len(part.places), size):
+            yield part.where(slice(begin, begin + size))
 
 
 def _closed(upper: Any) -> Any:

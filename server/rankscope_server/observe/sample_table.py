@@ -64,6 +64,11 @@ class SampleTable:
         """Return which share of a time a rank was ready to run and had no processor."""
         return self._ratio(rank, 1, begin_ns, end_ns)
 
+    def is_throttled(self, rank: int) -> bool:
+        """Return whether a rank's control group may ever not have been let run, by its limit."""
+        samples = self._samples.get(("process", rank))
+        return samples is not None and samples[-1, 5] != 0
+
     def throttled_ratio(self, rank: int, begin_ns: float, end_ns: float) -> float | None:
         """Return which share of a time a rank's control group was not let run, by its limit."""
         samples = self._samples.get(("process", rank))

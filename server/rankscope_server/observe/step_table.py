@@ -205,6 +205,10 @@ class StepTable:
         found: NDArray[np.bool_] = (self.flags()[:, first_column:] & STEP_THINNED) != 0
         return found
 
+    def thinned(self, first_column: int = 0) -> NDArray[np.bool_]:
+        """Return in which columns any rank's collectives were counted, not recorded."""
+        return self._once("thinned", lambda: np.any(self.is_thinned(), axis=0))[first_column:]
+
     def seen(self, first_column: int = 0) -> NDArray[np.bool_]:
         """Return all steps but those that every rank thinned, some without seeing their waits.
 

@@ -101,7 +101,7 @@ class ReplayTable:
         if any("nccl" in known.backend for known in registered.values()):
             raise NoReplay("on NCCL the host does not say when a rank waits")
         if len(columns) < policy.replay_min_steps:
-            which = " that are whole on all ranks" if steps.is_thinned().any() else ""
+            which = " that are whole on all ranks" if steps.thinned().any() else ""
             raise NoReplay(f"needs {policy.replay_min_steps} steps{which}, has {len(columns)}")
         numbers = steps.steps[columns]
         rows = self.events.select(numbers)
@@ -139,13 +139,13 @@ class ReplayTable:
 
 def begin_of(steps: StepTable, stop: int, count: int) -> int:
     """Return from where on `count` columns before `stop` were recorded whole by all ranks."""
-    whole = np.flatnonzero(~np.any(steps.is_thinned()[:, :stop], axis=0))
+    whole = np.flatnonzero(~steps.thinned()[:stop])
     return int(whole[-count]) if len(whole) >= count else 0
 
 
 def usable_columns(steps: StepTable, begin: int, stop: int, policy: Policy) -> Array:
     """Return the columns in a range that most ranks have ended, without special or thinned ones."""
-    whole = ~np.any(steps.is_thinned(begin)[:, : stop - begin], axis=0)
+    whole = ~steps.thinned(begin)[: stop - begin]
     known = ~np.isnan(steps.get("duration", begin)[:, : stop - begin])
     enough = np.mean(known, axis=0) >= 1.0 - policy.max_missing_share if len(known) else known
     return begin + np.flatnonzero(enough & whole & ~steps.special(begin)[: stop - begin])

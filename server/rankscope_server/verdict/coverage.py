@@ -81,7 +81,7 @@ def notes_of(attempt: AttemptState) -> tuple[str, ...]:
 def thinned_share(attempt: AttemptState) -> float:
     """Return of which share of the steps single collectives are not recorded, on any rank."""
     steps = attempt.steps
-    return float(np.mean(steps.is_thinned().any(axis=0))) if steps.num_steps else 0.0
+    return float(np.mean(steps.thinned())) if steps.num_steps else 0.0
 
 
 def left_text(left: Left) -> str:

@@ -242,7 +242,7 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
 
 def _are_calls_known(window: Window, ranks: Sequence[int]) -> bool:
     """Return whether the calls of some ranks before they stopped are known as well as any."""
-    events, is_thinned = window.replays.events, bool(window.steps.is_thinned().any())
+    events, is_thinned = window.replays.events, bool(window.steps.thinned().any())
     steps = np.array([window.states[rank].step if rank in window.states else 0 for rank in ranks])
     now = np.array([events.is_seen(rank, steps) for rank in window.ranks or ranks])
     if now.any():

@@ -22,12 +22,14 @@ def throttled(window: Window, row: int, columns: NDArray[Any]) -> tuple[float, f
 
     0 where that is not known.
     """
+    rank = window.steps.ranks[row]
+    if not window.samples.is_throttled(rank):  # the usual case
+        return 0.0, 0.0, 0.0
     started = window.steps.get("started_ms")[row, columns]
     known = started[~np.isnan(started)]
     if not len(known):
         return 0.0, 0.0, 0.0
     begin, end = float(known.min()) * 1e6, float(known.max()) * 1e6
-    rank = window.steps.ranks[row]
     return window.samples.throttled_ratio(rank, begin, end) or 0.0, begin, end
 
 
