@@ -16,6 +16,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.demo", "DemoCommand"),
     ("rankscope.cli.run", "RunCommand"),
     ("rankscope.cli.preflight", "PreflightCommand"),
+    ("rankscope.cli.plan", "PlanCommand"),
     ("rankscope.cli.doctor", "DoctorCommand"),
     ("rankscope.cli.serve", "ServeCommand"),
     ("rankscope.cli.explain", "ExplainCommand"),

@@ -122,3 +122,39 @@ _ITEM_BYTES = {
 def item_bytes(dtype: str) -> int:
     """Return the bytes of one element of a dtype of the schema; 4 for float32, int32, unknown."""
     return _ITEM_BYTES.get(dtype, 4)
+
+
+def ring_seconds(
+    operation: str, size_bytes: float, num_ranks: int, bytes_per_second: float, latency: float
+) -> float:
+    """Return how long a ring takes: its hops, and the bytes that each rank sends.
+
+    An all_reduce has 2 (n-1) hops, an all_gather or reduce_scatter n-1 (performance notes of
+    nccl-tests; Patarasuk & Yuan 2009), a send one.
+    """
+    factor = bus_factor(operation, num_ranks)
+    if factor is None:
+        return 0.0
+    hops = 1.0 if operation in _WHOLE else factor * num_ranks
+    return hops * latency + factor * size_bytes / bytes_per_second
+
+
+def tree_seconds(
+    size_bytes: float, num_ranks: int, bytes_per_second: float, latency: float
+) -> float:
+    """Return how long an all_reduce takes over two trees: 2 log2 n hops, twice the size.
+
+    Sanders, Speck & Traeff 2009, Parallel Computing 35; in NCCL since 2.4. Better than a ring where
+    latency counts more than the last part of the bandwidth.
+    """
+    hops = 2 * math.ceil(math.log2(num_ranks)) if num_ranks > 1 else 0
+    return hops * latency + 2 * size_bytes / bytes_per_second if hops else 0.0
+
+
+def expected_slowdown(slow_share: float, slow_factor: float) -> float:
+    """Return how much longer a part makes the whole, where the rest stays (Amdahl 1967).
+
+    `slow_share` of the time takes `slow_factor` times longer; in synchronous training one rank's
+    part is everybody's.
+    """
+    return 1.0 - slow_share + slow_share * slow_factor
