@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
-import importlib.util
 import json
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +169,12 @@ def _model_of(arguments: argparse.Namespace, machine: Machine) -> tuple[Model, i
     """Return the model, the batch, the optimizer, and a note on where they are from."""
     precision = PRECISIONS[arguments.precision]
     if arguments.trainer:
-        return _of_trainer(arguments, machine)
+        from rankscope.cli.plan_trainer import layout_of, load, model_of
+
+        settings = load(arguments.trainer, machine.ranks)
+        model, layout = model_of(settings), layout_of(settings, machine.ranks)
+        note = f"the reference trainer with {arguments.trainer}"
+        return model, arguments.batch or layout.batch, settings.optimizer, note
     if arguments.model and ":" in arguments.model:
         from rankscope.cli.plan_module import model_of_module
 
@@ -204,37 +206,6 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     flags = {"gated": "is_gated", "tied": "is_tied", "scores": "stores_scores"}
     given |= {field: True for flag, field in flags.items() if getattr(arguments, flag)}
     return given | ({"dropout": 0.1} if arguments.dropout else {})
-
-
-def _of_trainer(arguments: argparse.Namespace, machine: Machine) -> tuple[Model, int, str, str]:
-    if importlib.util.find_spec("rankscope_trainer") is None:
-        raise PlanError("trainer", "not installed", "pip install 'rankscope[trainer]'")
-    # by name: the agent package imports no other
-    command_line = importlib.import_module("rankscope_trainer.command_line")
-    errors = importlib.import_module("rankscope_trainer.errors")
-    words = shlex.split(arguments.trainer)
-    words = words if arguments.trainer.startswith("-") else ["--config", arguments.trainer]
-    try:
-        settings = command_line.load_settings(words, {}, machine.ranks)
-    except errors.SettingError as error:
-        remedy = "See `python -m rankscope_trainer --help`"
-        raise PlanError("trainer", str(error), remedy) from error
-    vocabulary = importlib.import_module("rankscope_trainer.model").VOCABULARY
-    model = trainer_transformer(settings, vocabulary).model(
-        "the reference trainer's", PRECISIONS[settings.precision]
-    )
-    own = settings.batch_size * sum(settings.microbatches_by_rank(machine.ranks))
-    batch = arguments.batch or settings.global_batch or own
-    return model, batch, settings.optimizer, f"the reference trainer with {arguments.trainer}"
-
-
-def trainer_transformer(settings: Any, vocabulary: int) -> Transformer:
-    """Return the reference trainer's model; `settings` are its own."""
-    return Transformer(
-        layers=settings.layers, width=settings.width, heads=settings.heads,
-        sequence=settings.context, vocabulary=vocabulary, has_biases=True, has_positions=True,
-        dropout=settings.dropout,
-    )  # fmt: skip
 
 
 def _machine_of(arguments: argparse.Namespace) -> tuple[Machine, Device, list[str]]:

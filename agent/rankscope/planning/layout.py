@@ -65,7 +65,7 @@ class Layout:
     reduces_each: bool = True  # of cut gradients: after each microbatch, not only after the last
     keeps_weights: bool = False  # of cut weights: gathered once in a step
     average_every: int = 1
-    has_bucket_copies: bool = True  # DDP without gradient_as_bucket_view
+    has_bucket_copies: bool = False  # DDP without gradient_as_bucket_view
     gradient_copies: int = 0  # further ones, for a reduction by hand
 
     @property
@@ -141,6 +141,7 @@ def _replicas(machine: Machine, batch: int) -> Iterator[Layout]:
                     yield Layout(
                         family=family, data=ranks, shard=shard, microbatches=microbatches,
                         samples=samples, recomputes=recomputes, reduces_each=each,
+                        has_bucket_copies=family == "ddp" and ranks > 1,
                     )  # fmt: skip
             if machine.nodes > 1 and machine.devices > 1:
                 yield Layout(

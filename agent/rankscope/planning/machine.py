@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 # NCCL's own estimate of a hop in a ring of large messages: src/graph/tuning.cc, hwLat, "Simple".
 INSIDE_LATENCY_SECONDS, BETWEEN_LATENCY_SECONDS = 3.4e-6, 14e-6
-# Share of a peak that training reaches while it computes. Whole steps reach 0.43 to 0.52 on A100,
-# recomputation counted (Narayanan et al. 2021, arXiv 2104.04473, table 1), and 0.38 to 0.43 on H100
-# (Grattafiori et al. 2024, arXiv 2407.21783, table 4).
-PEAK_SHARE, PEAK_SHARE_LOW, PEAK_SHARE_HIGH = 0.5, 0.4, 0.6
+# Share of a peak that devices reach while they compute. Whole steps, with all that they wait for,
+# reach 0.43 to 0.52 on A100, recomputation counted (Narayanan et al. 2021, arXiv 2104.04473,
+# table 1), and 0.38 to 0.43 on H100 (Grattafiori et al. 2024, arXiv 2407.21783, table 4).
+PEAK_SHARE, PEAK_SHARE_LOW, PEAK_SHARE_HIGH = 0.55, 0.45, 0.65
 # What a collective reaches of a link's peak: nccl-tests on NVLink and InfiniBand (its PERFORMANCE
 # notes compare bus bandwidth with the hardware's peak).
 LINK_SHARE = 0.8

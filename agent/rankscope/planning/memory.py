@@ -33,11 +33,14 @@ class Memory:
 
 
 def memory_of(model: Model, layout: Layout, machine: Machine, optimizer: str) -> Memory:
-    """Return the memory of the rank that needs most: of the first stage, or of the last."""
-    of_stages = (
-        _memory(model, layout, machine, optimizer, stage) for stage in stages_of(model, layout)
-    )
-    return max(of_stages, key=lambda memory: memory.total)
+    """Return the memory of the rank that needs most: of the first stage, or of the last.
+
+    With servers it is a worker's, or a server's where that needs more.
+    """
+    found = [_memory(model, layout, machine, optimizer, one) for one in stages_of(model, layout)]
+    if layout.servers:
+        found.append(_of_server(model, layout, machine, optimizer))
+    return max(found, key=lambda memory: memory.total)
 
 
 def states_bytes(model: Model, layout: Layout, optimizer: str, parameters: float) -> list[float]:
@@ -60,9 +63,23 @@ def _memory(model: Model, layout: Layout, machine: Machine, optimizer: str, stag
     if layout.shard >= 2 and not layout.reduces_each:
         gradients += stage.parameters * model.precision.item_bytes  # whole until the last one
     gradients *= 1 + layout.gradient_copies
+    if layout.servers:
+        state = 0.0
     if layout.schedule == "pipedream":  # a version for each microbatch in flight
         weights *= layout.pipeline - stage.index
     parts = (weights, gradients, state, _activations(layout, stage), _buckets(model, layout, stage))
+    return _with_margin(parts, machine)
+
+
+def _of_server(model: Model, layout: Layout, machine: Machine, optimizer: str) -> Memory:
+    """Return what a server holds: its piece, the state for it, the gradients of all workers."""
+    piece = model.parameters / layout.servers
+    weights, gradient, state = states_bytes(model, layout, optimizer, piece)
+    parts = (weights, gradient, state, 0.0, layout.data * gradient)
+    return _with_margin(parts, machine)
+
+
+def _with_margin(parts: tuple[float, ...], machine: Machine) -> Memory:
     margin = machine.reserved_bytes + machine.fragmentation * sum(parts)
     return Memory(*parts, margin)
 
@@ -70,28 +87,32 @@ def _memory(model: Model, layout: Layout, machine: Machine, optimizer: str, stag
 def _activations(layout: Layout, stage: Stage) -> float:
     """Return what forwards keep for backwards that have not run yet."""
     in_flight = microbatches_in_flight(layout, stage.index)
+    ends = stage.last_saved_bytes * (layout.microbatches if layout.schedule == "gpipe" else 1)
     if layout.recomputes:
-        return layout.samples * (in_flight * stage.kept_bytes + stage.working_bytes)
-    return layout.samples * in_flight * stage.saved_bytes
+        return layout.samples * (in_flight * stage.kept_bytes + stage.working_bytes + ends)
+    return layout.samples * (in_flight * stage.saved_bytes + ends)
 
 
 def microbatches_in_flight(layout: Layout, index: int) -> float:
     """Return how many microbatches' activations a stage holds at once.
 
     GPipe: all. 1F1B and ZB-H1: as many as there are stages from here on (arXiv 2104.04473, section
-    2.2.1). Interleaved with v chunks: 1 + (p-1)/(p v) times those of p (arXiv 2205.05198, 4.2.3).
+    2.2.1). Interleaved with v chunks, in chunks, 2 (p - i - 1) + (v - 1) p + 1 at stage i: the first
+    one holds 1 + (p-1)/(p v) times what p microbatches are (arXiv 2205.05198, section 4.2.3).
     """
     stages, microbatches = layout.pipeline, layout.microbatches
     if stages == 1:
         return 1
     if layout.schedule == "gpipe":
         return microbatches
+    if layout.servers:
+        state = 0.0
     if layout.schedule == "pipedream":
         return stages - index
     if layout.chunks > 1 or layout.schedule == "zero_bubble_v":
         chunks = max(layout.chunks, 2)
-        warm_up = stages * (1 + (stages - 1) / (stages * chunks))
-        return min(microbatches, warm_up)
+        forwards = 2 * (stages - index - 1) + (chunks - 1) * stages + 1
+        return min(microbatches, forwards / chunks)
     return min(microbatches, stages - index)
 
 
@@ -102,7 +123,8 @@ def _buckets(model: Model, layout: Layout, stage: Stage) -> float:
     if layout.shard == 3:
         gathered = whole if layout.keeps_weights else GATHERED_AT_ONCE * stage.largest_group * item
         return gathered + stage.largest_group * item  # and the gradient of the group in backward
-    if layout.shard or layout.servers:
-        return min(whole, REDUCED_AT_ONCE * bucket_bytes(model, layout)) if layout.shard else whole
-    is_reduced = layout.family in ("ddp", "tensor+data", "pipeline+data", "tensor+pipeline+data")
-    return whole if is_reduced and layout.data > 1 and layout.has_bucket_copies else 0.0
+    if layout.shard:
+        return min(whole, REDUCED_AT_ONCE * bucket_bytes(model, layout))
+    if layout.servers:  # the gradient in one piece, and the weights that come back
+        return 2 * whole
+    return whole if layout.has_bucket_copies else 0.0

@@ -20,6 +20,7 @@ class Stage:
     forward_flops: float  # of one sample
     saved_bytes: float  # of one sample, with all that backward needs
     kept_bytes: float  # of one sample, where activations are computed again
+    last_saved_bytes: float  # of one sample, of the last part, whose backward comes at once
     working_bytes: float  # of one sample, of the layer that is computed again
     largest_group: float  # weights of the largest part that is gathered at once
 
@@ -58,6 +59,7 @@ def _stage(
     tied = model.tied_parameters if is_first and is_last else 0.0
     parts = [*inside, *ends]
     saved = [_saved(part, layout) for part in parts]
+    last = saved[-1] if is_last else 0.0
     outside = sum(part.parameters for part in ends) - tied
     return Stage(
         index=index,
@@ -66,8 +68,9 @@ def _stage(
         is_last=is_last,
         parameters=(sum(part.parameters for part in parts) - tied) / layout.tensor,
         forward_flops=sum(part.forward_flops for part in parts) / layout.tensor,
-        saved_bytes=sum(saved),
-        kept_bytes=layers * _stream(model.layer, layout) + sum(saved[layers:]),
+        saved_bytes=sum(saved) - last,
+        kept_bytes=layers * _stream(model.layer, layout) + sum(saved[layers:]) - last,
+        last_saved_bytes=last,
         working_bytes=saved[0],
         largest_group=max(model.layer.parameters, outside) / layout.tensor,
     )

@@ -17,7 +17,7 @@ _BITS = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}
 _PREFIXES = {"m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _FLOPS = {f"{p}flop{s}": x for p, x in _PREFIXES.items() for s in ("", "s", "/s", "s/s")}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0}
-_PRICE = re.compile(r"\s*([^\d\s./]*)\s*(\d+(?:\.\d+)?)\s*([^\d\s./]*)\s*(/\S+)?\s*")
+_PRICE = re.compile(r"\s*([^\d\s./+-]*)\s*(\d+(?:\.\d+)?)\s*([^\d\s./+-]*)\s*(/\S+)?\s*")
 _HOURS = ("/h", "/hour", "/device-hour", "/gpu-hour", "/rank-hour")
 _NODE_HOURS = ("/node-hour", "/host-hour")
 

@@ -1,0 +1,245 @@
+"""What `rankscope plan` predicts of the reference trainer, beside what it takes here.
+
+    python benchmarks/plan.py                      all that has no row yet, then the table
+    python benchmarks/plan.py --kinds memory --ranks 2,4 --strategies ddp,fsdp
+    python benchmarks/plan.py --table              run nothing
+
+Memory is real: how far each process rises above a tiny run of the same kind. Of time the schedule,
+the messages and the update are real, and the layers sleep for most of theirs (`layer_seconds`), as
+this machine has fewer cores than ranks. Two things are measured on one rank and given to the
+planner, the rate of a layer and that of an update, and one on all ranks, the link; nothing of the
+run that is predicted. `load` of a row is what else ran on the machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rows import Rows, parser_of
+
+from rankscope.cli.plan_trainer import layout_of, load, model_of
+from rankscope.planning.layout import Layout
+from rankscope.planning.machine import Link, Machine
+from rankscope.planning.memory import memory_of
+from rankscope.planning.model import OPTIMIZER_BYTES, Model
+from rankscope.planning.step import step_time
+from rankscope.wire.formulas import bus_factor
+
+RANK = Path(__file__).with_name("plan_rank.py")
+LAYERS, LAYER_SECONDS = 12, 0.012
+DATA = "--device cpu --data-bytes 200000 --log-every 100000".split()
+OF_TIME = "--width 192 --heads 4 --context 16 --batch-size 1".split()
+OF_MEMORY = "--width 256 --heads 4 --context 64 --batch-size 8".split()
+# Flags of each strategy, and on how many ranks.
+STRATEGIES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "ddp": ("--strategy ddp --microbatches 2", (1, 2, 3, 4)),
+    "ring": ("--strategy ring --microbatches 2", (2, 3, 4)),
+    "local_sgd": ("--strategy local_sgd --microbatches 2", (1, 2, 3, 4)),
+    "hogwild": ("--strategy hogwild --microbatches 2", (1, 2, 3, 4)),
+    "fsdp": ("--strategy fsdp --microbatches 2", (1, 2, 3, 4)),
+    "fsdp, 2 copies": ("--strategy fsdp --microbatches 2 --replicas 2", (4,)),
+    "fsdp, recompute": ("--strategy fsdp --microbatches 2 --checkpoint-activations", (2, 4)),
+    "tensor": ("--strategy tensor --microbatches 2", (1, 2, 4)),
+    "tensor, sequence": ("--strategy tensor --microbatches 2 --sequence-parallel", (2, 4)),
+    "gpipe": ("--strategy pipeline --schedule gpipe --microbatches 8", (2, 3, 4)),
+    "1f1b": ("--strategy pipeline --schedule 1f1b --microbatches 8", (2, 3, 4)),
+    "interleaved": ("--strategy pipeline --schedule interleaved --microbatches 12", (2, 3, 4)),
+    "zero_bubble": ("--strategy pipeline --schedule zero_bubble --microbatches 12", (2, 3, 4)),
+    "model_parallel": ("--strategy model_parallel --microbatches 2", (2, 3, 4)),
+    "pipedream": ("--strategy pipedream --microbatches 4", (2, 3, 4)),
+    "hybrid 2x2x1": ("--strategy hybrid --data-parallel 2 --pipeline-parallel 2 "
+                     "--tensor-parallel 1 --microbatches 8", (4,)),
+    "hybrid 2x1x2": ("--strategy hybrid --data-parallel 2 --pipeline-parallel 1 "
+                     "--tensor-parallel 2 --microbatches 2", (4,)),
+    "hybrid 1x2x2": ("--strategy hybrid --data-parallel 1 --pipeline-parallel 2 "
+                     "--tensor-parallel 2 --microbatches 8", (4,)),
+    "parameter_server": ("--strategy parameter_server --microbatches 2", (2, 3, 4)),
+    "2 servers": ("--strategy parameter_server --servers 2 --microbatches 2", (4,)),
+}  # fmt: skip
+CALIBRATIONS = (("ddp 2", 1), ("ddp 4", 1))  # microbatches on one rank: slope and rest
+SENDING = ("gpipe", "1f1b", "interleaved", "zero_bubble", "model_parallel", "pipedream", "ring")
+KEYS = ("kind", "strategy", "ranks")
+
+
+def flags_of(kind: str, strategy: str, ranks: int) -> list[str]:
+    """Return the trainer's arguments."""
+    if kind == "link":
+        return []
+    if strategy.startswith("ddp ") and kind == "time":
+        own = ["--strategy", "ddp", "--microbatches", strategy.split()[1]]
+    else:
+        own = STRATEGIES[strategy][0].split()
+    flags = [*DATA, *own, "--layers", str(LAYERS), *(OF_MEMORY if kind == "memory" else OF_TIME)]
+    if kind == "time":
+        # a layer that is cut over ranks takes each of them its share of the time
+        layout = layout_of(load(" ".join(flags), ranks), ranks)
+        flags += ["--layer-seconds", f"{LAYER_SECONDS / layout.tensor:.6f}"]
+    return flags
+
+
+def measure(ranks: int, jobs: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """Run kinds and strategies one after the other in one group; yield what each took, as it ends.
+
+    Seconds are the mean over ranks, memory is that of the rank with most.
+    """
+    work = [(kind, flags_of(kind, strategy, ranks)) for kind, strategy in jobs]
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(ranks), str(RANK), folder, json.dumps(work)]
+        # large blocks are mapped one by one, so that memory that is freed is seen to be free
+        variables = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+        child = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+        files = [Path(folder, f"rank-{rank}.jsonl") for rank in range(ranks)]
+        for number, (kind, _) in enumerate(jobs):
+            while not all(_num_lines(path) > number for path in files):
+                if child.poll() is not None and not all(_num_lines(p) > number for p in files):
+                    log.seek(0)
+                    raise SystemExit(f"{jobs[number]} on {ranks} ranks:\n{log.read()}")
+                time.sleep(0.2)
+            yield _merged(kind, [json.loads(p.read_text().splitlines()[number]) for p in files])
+        child.wait()
+
+
+def _num_lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def _merged(kind: str, by_rank: list[dict[str, Any]]) -> dict[str, Any]:
+    if kind == "link":  # rank 0 begins and ends the round trips
+        return max(by_rank, key=lambda found: found["send"][str(1 << 24)])
+    name, pick = ("bytes", max) if kind == "memory" else ("seconds", statistics.mean)
+    return by_rank[0] | {name: pick(found[name] for found in by_rank)}
+
+
+def wanted(kinds: list[str], strategies: list[str], ranks: list[int]) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys of all rows that were asked for, calibrations first."""
+    if "time" in kinds:
+        yield from (("time", name, number) for name, number in CALIBRATIONS)
+        yield from (("link", "", number) for number in ranks if number > 1)
+    for kind in kinds:
+        for name in strategies:
+            yield from ((kind, name, n) for n in STRATEGIES[name][1] if n in ranks)
+
+
+def predicted(row: dict[str, Any], rows: list[dict[str, Any]]) -> float:
+    """Return what the planner says of a row."""
+    kind, name, ranks = (row[key] for key in KEYS)
+    settings = load(" ".join(flags_of(kind, name, ranks)), ranks)
+    model, layout = model_of(settings), layout_of(settings, ranks)
+    machine = Machine(nodes=1, devices=ranks, memory_bytes=0.0, reserved_bytes=0.0)
+    if kind == "memory":
+        return memory_of(model, layout, machine, settings.optimizer).total
+    machine = calibrated(machine, model, layout, rows, link_name(name))
+    took = step_time(evened(model), layout, machine, settings.optimizer)
+    assert took is not None
+    return took.total
+
+
+def link_name(strategy: str) -> str:
+    """Return the operation whose link the strategy uses."""
+    is_sent = strategy in SENDING or strategy in ("parameter_server", "2 servers")
+    return "send" if is_sent else "all_reduce"
+
+
+def evened(model: Model) -> Model:
+    """Return the model with all work in its layers, each of one FLOP: they sleep, the ends do not."""
+    none = dataclasses.replace
+    return none(
+        model, first=none(model.first, forward_flops=0.0), last=none(model.last, forward_flops=0.0),
+        layer=none(model.layer, forward_flops=1.0),
+    )  # fmt: skip
+
+
+def calibrated(
+    machine: Machine, model: Model, layout: Layout, rows: list[dict[str, Any]], link: str
+) -> Machine:
+    """Return the machine with the rates that one rank had, and the link of so many ranks.
+
+    Ranks beyond the number of cores share them: what is computed takes longer, what sleeps does
+    not.
+    """
+    by_key = {tuple(row[key] for key in KEYS): row for row in rows}
+    few, many = (by_key["time", name, ranks]["seconds"] for name, ranks in CALIBRATIONS)
+    each = (many - few) / 2  # of a microbatch
+    update = few - 2 * each
+    shared = max(1.0, machine.devices / (os.cpu_count() or 1))
+    asleep = 3 * LAYERS * LAYER_SECONDS
+    awake = max(0.0, each - asleep) * shared
+    state = 3 * model.precision.item_bytes + 2 * OPTIMIZER_BYTES["adamw"]
+    inside = None
+    if machine.devices > 1:
+        inside = fitted(by_key["link", "", machine.devices][link], link, machine.devices)
+    return dataclasses.replace(
+        machine, flops=3 * LAYERS / (asleep + awake),
+        memory_bytes_per_second=model.parameters * state / max(update, 1e-9) / shared,
+        inside=inside,
+    )  # fmt: skip
+
+
+def fitted(by_size: dict[str, float], operation: str, ranks: int) -> Link:
+    """Return the link of these times: the hops of the smallest message, the bytes of the largest."""
+    members = ranks if operation == "all_reduce" else 2
+    factor = bus_factor(operation, members) or 1.0
+    hops = factor * members if operation == "all_reduce" else 1.0
+    sizes = sorted(by_size, key=int)
+    small, large = by_size[sizes[0]], by_size[sizes[-1]]
+    rate = factor * (int(sizes[-1]) - int(sizes[0])) / max(large - small, 1e-9)
+    return Link(rate, small / hops)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print each row beside its prediction, and the errors."""
+    for kind, unit, scale in (("memory", "MB", 1e6), ("time", "ms", 1e-3)):
+        errors = []
+        of_kind = [row for row in rows if row["kind"] == kind and row["strategy"] in STRATEGIES]
+        if not of_kind:
+            continue
+        print(f"\n| {kind} | ranks | measured {unit} | predicted | error | load |")
+        print("|---|---|---|---|---|---|")
+        for row in of_kind:
+            value = row["bytes" if kind == "memory" else "seconds"]
+            said = predicted(row, rows)
+            errors.append(said / value - 1)
+            print(
+                f"| {row['strategy']} | {row['ranks']} | {value / scale:.1f} | {said / scale:.1f} "
+                f"| {errors[-1]:+.1%} | {row['load']} |"
+            )
+        sizes = sorted(map(abs, errors))
+        print(
+            f"{kind}: {len(sizes)} runs, median error {statistics.median(sizes):.1%}, "
+            f"worst {sizes[-1]:.1%}"
+        )
+
+
+def main() -> None:
+    parser = parser_of(__doc__, "plan.jsonl", sources=(), seeds=1, least_seconds=0.0)
+    parser.add_argument("--kinds", default="memory,time")
+    parser.add_argument("--strategies", default=";".join(STRATEGIES), help="with ; between")
+    parser.add_argument("--ranks", default="1,2,3,4")
+    arguments = parser.parse_args()
+    rows = Rows(arguments.out, KEYS, arguments.label)
+    keys = wanted(
+        arguments.kinds.split(","), arguments.strategies.split(";"),
+        [int(number) for number in arguments.ranks.split(",")],
+    )  # fmt: skip
+    if not arguments.table:
+        missing = rows.missing(keys)
+        for ranks in sorted({key[2] for key in missing}):
+            jobs = [(kind, strategy) for kind, strategy, number in missing if number == ranks]
+            for (kind, strategy), found in zip(jobs, measure(ranks, jobs), strict=True):
+                print(json.dumps(rows.add((kind, strategy, ranks), found)), flush=True)
+    show(rows.all())
+
+
+if __name__ == "__main__":
+    main()
