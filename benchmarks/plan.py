@@ -2,7 +2,7 @@
 
     python benchmarks/plan.py                      all that has no row yet, then the table
     python benchmarks/plan.py --kinds memory --ranks 2,4 --strategies ddp,fsdp
-    python benchmarks/plan.py --table              run nothing
+    python benchmarks/plan.py --table --write      run nothing; put the table into docs/plan.md
 
 Memory is real: how far each process rises above a tiny run of the same kind. Of time the schedule,
 the messages and the update are real, and the layers sleep for most of theirs (`layer_seconds`), as
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rows import Rows, parser_of
+from rows import ROOT, Rows, parser_of
 
 from rankscope.cli.plan_trainer import layout_of, load, model_of
 from rankscope.planning.layout import Layout
@@ -36,10 +36,13 @@ from rankscope.planning.step import step_time
 from rankscope.wire.formulas import bus_factor
 
 RANK = Path(__file__).with_name("plan_rank.py")
-LAYERS, LAYER_SECONDS = 12, 0.012
+DOCUMENT = ROOT / "docs" / "plan.md"
+BEGIN = "<!-- predicted and measured: made by benchmarks/plan.py -->"
+END = "<!-- end of predicted and measured -->"
+LAYERS, LAYER_SECONDS = 8, 0.02  # where time is measured
 DATA = "--device cpu --data-bytes 200000 --log-every 100000".split()
-OF_TIME = "--width 192 --heads 4 --context 16 --batch-size 1".split()
-OF_MEMORY = "--width 256 --heads 4 --context 64 --batch-size 8".split()
+OF_TIME = f"--layers {LAYERS} --width 192 --heads 4 --context 16 --batch-size 1".split()
+OF_MEMORY = "--layers 12 --width 256 --heads 4 --context 64 --batch-size 8".split()
 # Flags of each strategy, and on how many ranks.
 STRATEGIES: dict[str, tuple[str, tuple[int, ...]]] = {
     "ddp": ("--strategy ddp --microbatches 2", (1, 2, 3, 4)),
@@ -55,7 +58,7 @@ STRATEGIES: dict[str, tuple[str, tuple[int, ...]]] = {
     "1f1b": ("--strategy pipeline --schedule 1f1b --microbatches 8", (2, 3, 4)),
     "interleaved": ("--strategy pipeline --schedule interleaved --microbatches 12", (2, 3, 4)),
     "zero_bubble": ("--strategy pipeline --schedule zero_bubble --microbatches 12", (2, 3, 4)),
-    "model_parallel": ("--strategy model_parallel --microbatches 2", (2, 3, 4)),
+    "model_parallel": ("--strategy model_parallel", (2, 3, 4)),
     "pipedream": ("--strategy pipedream --microbatches 4", (2, 3, 4)),
     "hybrid 2x2x1": ("--strategy hybrid --data-parallel 2 --pipeline-parallel 2 "
                      "--tensor-parallel 1 --microbatches 8", (4,)),
@@ -79,7 +82,7 @@ def flags_of(kind: str, strategy: str, ranks: int) -> list[str]:
         own = ["--strategy", "ddp", "--microbatches", strategy.split()[1]]
     else:
         own = STRATEGIES[strategy][0].split()
-    flags = [*DATA, *own, "--layers", str(LAYERS), *(OF_MEMORY if kind == "memory" else OF_TIME)]
+    flags = [*DATA, *own, *(OF_MEMORY if kind == "memory" else OF_TIME)]
     if kind == "time":
         # a layer that is cut over ranks takes each of them its share of the time
         layout = layout_of(load(" ".join(flags), ranks), ranks)
@@ -152,11 +155,11 @@ def link_name(strategy: str) -> str:
 
 
 def evened(model: Model) -> Model:
-    """Return the model with all work in its layers, each of one FLOP: they sleep, the ends do not."""
-    none = dataclasses.replace
-    return none(
-        model, first=none(model.first, forward_flops=0.0), last=none(model.last, forward_flops=0.0),
-        layer=none(model.layer, forward_flops=1.0),
+    """Return the model with all work in its layers, which sleep: one FLOP in each."""
+    change = dataclasses.replace
+    return change(
+        model, first=change(model.first, forward_flops=0.0),
+        last=change(model.last, forward_flops=0.0), layer=change(model.layer, forward_flops=1.0),
     )  # fmt: skip
 
 
@@ -187,7 +190,7 @@ def calibrated(
 
 
 def fitted(by_size: dict[str, float], operation: str, ranks: int) -> Link:
-    """Return the link of these times: the hops of the smallest message, the bytes of the largest."""
+    """Return the link of these times: hops of the smallest message, bytes of the largest."""
     members = ranks if operation == "all_reduce" else 2
     factor = bus_factor(operation, members) or 1.0
     hops = factor * members if operation == "all_reduce" else 1.0
@@ -197,28 +200,44 @@ def fitted(by_size: dict[str, float], operation: str, ranks: int) -> Link:
     return Link(rate, small / hops)
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print each row beside its prediction, and the errors."""
+def errors_of(kind: str, rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], float, float]]:
+    """Return the rows of a kind, each with what was measured and what is predicted."""
+    value = "bytes" if kind == "memory" else "seconds"
+    known = [row for row in rows if row["kind"] == kind and row["strategy"] in STRATEGIES]
+    order = list(STRATEGIES)
+    known.sort(key=lambda row: (order.index(row["strategy"]), row["ranks"]))
+    return [(row, row[value], predicted(row, rows)) for row in known]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return each row beside its prediction, and the errors."""
+    lines: list[str] = []
     for kind, unit, scale in (("memory", "MB", 1e6), ("time", "ms", 1e-3)):
-        errors = []
-        of_kind = [row for row in rows if row["kind"] == kind and row["strategy"] in STRATEGIES]
-        if not of_kind:
+        found = errors_of(kind, rows)
+        if not found:
             continue
-        print(f"\n| {kind} | ranks | measured {unit} | predicted | error | load |")
-        print("|---|---|---|---|---|---|")
-        for row in of_kind:
-            value = row["bytes" if kind == "memory" else "seconds"]
-            said = predicted(row, rows)
-            errors.append(said / value - 1)
-            print(
-                f"| {row['strategy']} | {row['ranks']} | {value / scale:.1f} | {said / scale:.1f} "
-                f"| {errors[-1]:+.1%} | {row['load']} |"
-            )
-        sizes = sorted(map(abs, errors))
-        print(
-            f"{kind}: {len(sizes)} runs, median error {statistics.median(sizes):.1%}, "
-            f"worst {sizes[-1]:.1%}"
-        )
+        sizes = sorted(abs(said / value - 1) for _, value, said in found)
+        lines += [
+            f"{kind.capitalize()}, {len(sizes)} runs: median error "
+            f"{statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}.",
+            "",
+            f"| strategy | ranks | measured, {unit} | predicted | error | load |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row['strategy']} | {row['ranks']} | {value / scale:.1f} | {said / scale:.1f} | "
+            f"{said / value - 1:+.1%} | {row['load']} |"
+            for row, value, said in found
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def write(text: str) -> None:
+    """Put the table into the document."""
+    head, mark, rest = DOCUMENT.read_text().partition(BEGIN + "\n")
+    assert mark, DOCUMENT
+    DOCUMENT.write_text(head + mark + text + END + rest.partition(END)[2])
 
 
 def main() -> None:
@@ -226,6 +245,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="memory,time")
     parser.add_argument("--strategies", default=";".join(STRATEGIES), help="with ; between")
     parser.add_argument("--ranks", default="1,2,3,4")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/plan.md")
     arguments = parser.parse_args()
     rows = Rows(arguments.out, KEYS, arguments.label)
     keys = wanted(
@@ -238,7 +258,10 @@ def main() -> None:
             jobs = [(kind, strategy) for kind, strategy, number in missing if number == ranks]
             for (kind, strategy), found in zip(jobs, measure(ranks, jobs), strict=True):
                 print(json.dumps(rows.add((kind, strategy, ranks), found)), flush=True)
-    show(rows.all())
+    text = table(rows.all())
+    print(text)
+    if arguments.write:
+        write(text)
 
 
 if __name__ == "__main__":

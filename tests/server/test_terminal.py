@@ -167,6 +167,9 @@ CASES = {
     "explain of a name": ("{folder}",),
     "run": ("--server", "{url}", "--run-id", "quiet", "--", sys.executable, "-c", "pass"),
     "preflight": ("--server", "{url}", "--nodes", "1", "--only", "limits"),
+    "plan": ("--model", "llama2-7b", "--batch", "8", "--nodes", "2", "--devices", "2", "--device",
+             "h100", "--links", "{links}"),
+    "plan refused": ("--device", "h100", "--links", "{log}"),
 }  # fmt: skip
 
 
@@ -186,7 +189,10 @@ def test_no_command_sends_what_a_server_or_a_file_says(
         f"[rank3]: RuntimeError: CUDA error: out of memory {HOSTILE}\n"
         f"torch.OutOfMemoryError: CUDA out of memory. Tried {HOSTILE}\n" * 3
     )
-    values = {"url": hostile_server, "log": str(log), "folder": str(tmp_path)}
+    links = tmp_path / f"{name}.json"
+    edge = {"bandwidth": {"mbit_per_s": 1e4}}
+    links.write_text(json.dumps({"reports": [{"node": HOSTILE, "edges": {HOSTILE: edge}}]}))
+    values = {"url": hostile_server, "log": str(log), "folder": str(tmp_path), "links": str(links)}
     words = [word.format(**values) for word in CASES[case]]
     output = run(case.partition(" ")[0], *words, colour=colour, folder=tmp_path)
     assert output

@@ -1,4 +1,4 @@
-"""The reference trainer as a planner sees it: its model, and the layout that its settings ask for."""
+"""The reference trainer as a planner sees it: its model, and the layout of its settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model_of(settings: Any) -> Model:
 
 
 def layout_of(settings: Any, ranks: int) -> Layout:
-    """Return the layout that the settings ask for, on CPUs, where only DDP sends beside its work."""
+    """Return the layout of the settings on CPUs, where only DDP sends beside its work."""
     name: str = settings.strategy
     microbatches: int = settings.microbatches_for(ranks)
     common: dict[str, Any] = {"microbatches": microbatches, "samples": settings.batch_size}
@@ -69,8 +69,9 @@ def layout_of(settings: Any, ranks: int) -> Layout:
         # in one piece, of all microbatches
         "model_parallel": stages | {
             "schedule": "gpipe", "microbatches": 1, "samples": microbatches * settings.batch_size,
+            "has_receive_buffers": False,
         },
-        "pipedream": stages | {"schedule": "pipedream"},
+        "pipedream": stages | {"schedule": "pipedream", "has_receive_buffers": False},
         "hybrid": common | {
             "data": settings.data_parallel, "pipeline": settings.pipeline_parallel,
             "tensor": settings.tensor_parallel, "schedule": "1f1b", "overlaps": False,

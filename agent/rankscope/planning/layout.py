@@ -66,6 +66,7 @@ class Layout:
     keeps_weights: bool = False  # of cut weights: gathered once in a step
     average_every: int = 1
     has_bucket_copies: bool = False  # DDP without gradient_as_bucket_view
+    has_receive_buffers: bool = True  # one for each microbatch, as in torch.distributed.pipelining
     gradient_copies: int = 0  # further ones, for a reduction by hand
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankscope.planning.layout import Layout
 from rankscope.planning.machine import Machine
 from rankscope.planning.model import OPTIMIZER_BYTES, Model
 from rankscope.planning.stages import Stage, stages_of
-from rankscope.planning.traffic import bucket_bytes
+from rankscope.planning.traffic import border_bytes, bucket_bytes
 
 GATHERED_AT_ONCE = 2  # groups of cut weights: the one in use, and the next one on its way
 REDUCED_AT_ONCE = 2  # buckets of cut gradients: one is filled while one is sent
@@ -23,7 +23,7 @@ class Memory:
     optimizer: float
     activations: float
     buckets: float
-    margin: float
+    margin: float = 0.0
 
     @property
     def total(self) -> float:
@@ -61,27 +61,32 @@ def states_bytes(model: Model, layout: Layout, optimizer: str, parameters: float
 def _memory(model: Model, layout: Layout, machine: Machine, optimizer: str, stage: Stage) -> Memory:
     weights, gradients, state = states_bytes(model, layout, optimizer, stage.parameters)
     if layout.shard >= 2 and not layout.reduces_each:
-        gradients += stage.parameters * model.precision.item_bytes  # whole until the last one
-    gradients *= 1 + layout.gradient_copies
+        gradients = stage.parameters * model.precision.item_bytes  # whole until the last one
     if layout.servers:
         state = 0.0
     if layout.schedule == "pipedream":  # a version for each microbatch in flight
         weights *= layout.pipeline - stage.index
-    parts = (weights, gradients, state, _activations(layout, stage), _buckets(model, layout, stage))
-    return _with_margin(parts, machine)
+    activations = _activations(layout, stage)
+    after = _after_backward(model, layout, stage)
+    buckets = _buckets(model, layout, stage) + max(0.0, after - activations)
+    buckets += _received(model, layout, stage)
+    return _with_margin(Memory(weights, gradients, state, activations, buckets), machine)
 
 
 def _of_server(model: Model, layout: Layout, machine: Machine, optimizer: str) -> Memory:
-    """Return what a server holds: its piece, the state for it, the gradients of all workers."""
+    """Return what a server holds: its piece, the state for it, the gradients of all workers.
+
+    It stacks these to add them up, as the reference trainer's does: they are there twice, and
+    their sum.
+    """
     piece = model.parameters / layout.servers
     weights, gradient, state = states_bytes(model, layout, optimizer, piece)
-    parts = (weights, gradient, state, 0.0, layout.data * gradient)
-    return _with_margin(parts, machine)
+    buckets = (2 * layout.data + 1) * gradient
+    return _with_margin(Memory(weights, gradient, state, 0.0, buckets), machine)
 
 
-def _with_margin(parts: tuple[float, ...], machine: Machine) -> Memory:
-    margin = machine.reserved_bytes + machine.fragmentation * sum(parts)
-    return Memory(*parts, margin)
+def _with_margin(memory: Memory, machine: Machine) -> Memory:
+    return replace(memory, margin=machine.reserved_bytes + machine.fragmentation * memory.total)
 
 
 def _activations(layout: Layout, stage: Stage) -> float:
@@ -97,16 +102,14 @@ def microbatches_in_flight(layout: Layout, index: int) -> float:
     """Return how many microbatches' activations a stage holds at once.
 
     GPipe: all. 1F1B and ZB-H1: as many as there are stages from here on (arXiv 2104.04473, section
-    2.2.1). Interleaved with v chunks, in chunks, 2 (p - i - 1) + (v - 1) p + 1 at stage i: the first
-    one holds 1 + (p-1)/(p v) times what p microbatches are (arXiv 2205.05198, section 4.2.3).
+    2.2.1). Interleaved with v chunks, in chunks, 2 (p - i - 1) + (v - 1) p + 1 at stage i: the
+    first one holds 1 + (p-1)/(p v) times what p microbatches are (arXiv 2205.05198, section 4.2.3).
     """
     stages, microbatches = layout.pipeline, layout.microbatches
     if stages == 1:
         return 1
     if layout.schedule == "gpipe":
         return microbatches
-    if layout.servers:
-        state = 0.0
     if layout.schedule == "pipedream":
         return stages - index
     if layout.chunks > 1 or layout.schedule == "zero_bubble_v":
@@ -125,6 +128,29 @@ def _buckets(model: Model, layout: Layout, stage: Stage) -> float:
         return gathered + stage.largest_group * item  # and the gradient of the group in backward
     if layout.shard:
         return min(whole, REDUCED_AT_ONCE * bucket_bytes(model, layout))
-    if layout.servers:  # the gradient in one piece, and the weights that come back
-        return 2 * whole
     return whole if layout.has_bucket_copies else 0.0
+
+
+def _received(model: Model, layout: Layout, stage: Stage) -> float:
+    """Return the buffers for what comes over borders: one for each microbatch, made beforehand.
+
+    So does PyTorch (`PipelineStage._prepare_forward_infra`); where a microbatch is in flight its
+    input is an activation already.
+    """
+    if layout.pipeline == 1 or not layout.has_receive_buffers:
+        return 0.0
+    forwards = layout.chunks - (stage.is_first and layout.chunks == 1)
+    backwards = layout.chunks - (stage.is_last and layout.chunks == 1)
+    in_flight = min(microbatches_in_flight(layout, stage.index), layout.microbatches)
+    ready = (layout.microbatches - in_flight) * forwards + layout.microbatches * backwards
+    return layout.samples * border_bytes(model, layout) * ready
+
+
+def _after_backward(model: Model, layout: Layout, stage: Stage) -> float:
+    """Return the buffers that are made once activations are gone: they take their place.
+
+    A reduction by hand has the gradient once more, in one piece; a worker of servers that, and the
+    weights that come back.
+    """
+    copies = 2 if layout.servers else layout.gradient_copies
+    return copies * stage.parameters * model.precision.item_bytes

@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 
 from rankscope.cli.plan import PlanCommand
+from rankscope.cli.plan_module import model_of_module
+from rankscope.planning.errors import PlanError
 from rankscope.planning.layout import ASYNCHRONOUS, FAMILIES
 from rankscope.planning.machine import DEVICES
+from rankscope.planning.model import PRECISIONS
 from tests import command_server
 
 ROOT = Path(__file__).parents[3]
@@ -90,9 +93,7 @@ def test_torch_is_not_imported() -> None:
         f"code = main({['plan', *shlex.split(SEVEN), '--devices', '8']!r}); "
         "assert code == 0; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -121,9 +122,7 @@ def test_numbers_of_the_answer_add_up() -> None:
     for row in said["strategies"]:
         memory, seconds = row["memory_bytes"], row["seconds"]
         assert sum(v for k, v in memory.items() if k != "total") == pytest.approx(memory["total"])
-        assert sum(v for k, v in seconds.items() if k != "total") == pytest.approx(
-            seconds["total"]
-        )
+        assert sum(v for k, v in seconds.items() if k != "total") == pytest.approx(seconds["total"])
         assert row["bounds_seconds"][0] <= seconds["total"] <= row["bounds_seconds"][1]
         step = 64 * 2.5 * seconds["total"] / 3600
         assert row["price"]["step"] == pytest.approx(step)
@@ -223,10 +222,13 @@ def test_every_example_of_the_help_is_understood(tmp_path: Path) -> None:
     report = {"node": "node0", "edges": {"node1": edge}}
     (tmp_path / "links.json").write_text(json.dumps({"reports": [report]}))
     for line in lines:
-        done = subprocess.run(
-            [sys.executable, "-m", "rankscope", "plan", *shlex.split(line)],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        if "my_code" not in line:
+            done = plan(line.replace("links.json", str(tmp_path / "links.json")))
+        else:  # found in the directory that it is started from
+            done = subprocess.run(
+                [sys.executable, "-m", "rankscope", "plan", *shlex.split(line)],
+                cwd=tmp_path, capture_output=True, text=True, check=False,
+            )  # fmt: skip
         assert done.returncode == 0, (line, done.stderr)
 
 
@@ -275,19 +277,24 @@ def test_a_module_of_one_kind_of_layers_and_another_input(code: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("--model their_model:number --sequence 8", "returned a int"),
-        ("--model their_model:fails --sequence 8", "ValueError: no weights here"),
-        ("--model their_model:nothing --sequence 8", "has no callable 'nothing'"),
-        ("--model their_model:Model", "what one sample looks like is not known"),
-        ("--model their_model:Model --input float32:1x8", "forward failed on float32:1x8"),
-        ("--model their_model:Model --input int64:2x8", "has 2 samples"),
-        ("--model their_model:Model --input words", "is no type and shape"),
+        ("number int64:1x8", "returned a int"),
+        ("fails int64:1x8", "ValueError: no weights here"),
+        ("nothing int64:1x8", "has no callable 'nothing'"),
+        ("Model", "what one sample looks like is not known"),
+        ("Model float32:1x8", "forward failed on float32:1x8"),
+        ("Model int64:2x8", "has 2 samples"),
+        ("Model words", "is no type and shape"),
     ],
 )
-def test_a_module_that_cannot_be_run(code: Path, text: str, problem: str) -> None:
-    done = of_module(code, text)
-    assert done.returncode == 64
-    assert problem in json.loads(done.stdout)["error"]
+def test_a_module_that_cannot_be_run(
+    code: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    monkeypatch.syspath_prepend(code)
+    monkeypatch.delitem(sys.modules, "their_model", raising=False)
+    name, _, shape = text.partition(" ")
+    with pytest.raises(PlanError, match=problem):
+        model_of_module(f"their_model:{name}", shape, 0, PRECISIONS["bf16"])
+    monkeypatch.delitem(sys.modules, "their_model", raising=False)
 
 
 def test_the_trainers_own_configuration() -> None:

@@ -39,8 +39,8 @@ ZERO = {
 }  # fmt: skip
 
 # Narayanan et al. 2021, arXiv 2104.04473, table 1: billions of weights, heads, width, layers,
-# tensor and pipeline ranks, GPUs, batch, TFLOPs of a GPU. Sequence 2048, vocabulary 51,200, A100s of
-# 80 GB, 8 in a node with NVSwitch, and 8 HDR InfiniBand cards of 200 Gbit/s; with recomputation.
+# tensor and pipeline ranks, GPUs, batch, TFLOPs of a GPU. Sequence 2048, vocabulary 51,200, A100s
+# of 80 GB, 8 in a node with NVSwitch, and 8 HDR InfiniBand cards of 200 Gbit/s; with recomputation.
 MEGATRON = (
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
@@ -167,6 +167,7 @@ def throughput(
             family="tensor+pipeline+data", data=data, tensor=tensor, pipeline=pipeline,
             samples=samples, microbatches=batch // data // samples, recomputes=True,
             schedule="interleaved", chunks=chunks,  # section 5.1
+            has_receive_buffers=False,
         )  # fmt: skip
         outcome = outcome_of(model, layout, machine, "adamw", is_whole=False)
         if outcome.fits and outcome.seconds:
