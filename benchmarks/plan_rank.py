@@ -25,7 +25,7 @@ from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.train import Trainer
 from rankscope_trainer.world import World, join_world
 
-TINY = "--layers 4 --width 16 --heads 4 --context 16 --batch-size 1 --steps 2".split()
+TINY = "--layers 8 --width 16 --heads 4 --context 16 --batch-size 1 --steps 2".split()
 SKIPPED, MEASURED = 4, 4  # steps: connections and buckets are made in the first ones
 SIZES = (1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 REPEATS = 7

@@ -114,7 +114,7 @@ def _machine(add: Callable[..., object]) -> None:
         default="",
         metavar="RATE",
         help="what a device reaches in your training: 400TFLOPs; default: "
-        f"{PEAK_SHARE:.0%} of the table's peak, {PEAK_SHARE_LOW:.0%} to {PEAK_SHARE_HIGH:.0%}",
+        f"{PEAK_SHARE} of the table's peak, {PEAK_SHARE_LOW} to {PEAK_SHARE_HIGH}",
     )
     add(
         "--link",

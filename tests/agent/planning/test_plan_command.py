@@ -209,6 +209,11 @@ def test_lists() -> None:
     assert {row["model"]: row["weights"] for row in said["models"]}["llama2-7b"] == "6.74 B"
 
 
+def test_the_help_names_every_choice() -> None:
+    text = plan("--help", env=wide()).stdout
+    assert all(name in text for name in (*FAMILIES, *ASYNCHRONOUS, *DEVICES, "Exit codes"))
+
+
 def test_every_example_of_the_help_is_understood(tmp_path: Path) -> None:
     text = (PlanCommand.__doc__ or "").replace("\\\n", " ")
     lines = [
@@ -229,6 +234,15 @@ def test_every_example_of_the_help_is_understood(tmp_path: Path) -> None:
                 [sys.executable, "-m", "rankscope", "plan", *shlex.split(line)],
                 cwd=tmp_path, capture_output=True, text=True, check=False,
             )  # fmt: skip
+        assert done.returncode == 0, (line, done.stderr)
+
+
+def test_every_command_of_the_document_runs() -> None:
+    text = (ROOT / "docs" / "plan.md").read_text()
+    lines = re.findall(r"^rankscope plan (.*?)(?:  +#.*)?$", text, re.M)
+    assert len(lines) >= 4
+    for line in lines:
+        done = plan(line)
         assert done.returncode == 0, (line, done.stderr)
 
 
