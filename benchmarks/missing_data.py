@@ -45,15 +45,16 @@ def block(name: str, number: int) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return what was drawn and said, a line for each kind of fault."""
-    lines = ["| run | draws | culprit named | not known | waiting | healthy | wrong |"]
-    lines.append("|" + "---|" * 7)
+    lines = ["| run | draws | culprit named | advice | not known | waiting | healthy | wrong |"]
+    lines.append("|" + "---|" * 8)
     faults = dict.fromkeys(row["run"].partition(" ")[2] for row in rows)
     for fault in (*faults, "all"):
         mine = [row for row in rows if fault in ("all", row["run"].partition(" ")[2])]
         states: Counter[str] = Counter()
         for row in mine:
             states.update(row["states"])
-        counts = [states[state] for state in ("culprit", "unknown", "waiting", "healthy")]
+        names = ("culprit", "advice", "unknown", "waiting", "healthy")
+        counts = [states[state] for state in names]
         wrong = sum(len(row["wrong"]) for row in mine)
         cells = (fault, f"{sum(states.values()):,}", *counts, wrong)
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")

@@ -28,14 +28,14 @@ def test_a_clean_run_is_healthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("onset", "text"),
+    ("onset", "said", "text"),
     [
-        (None, "No fault found; 33 % of the throughput could be won: Use more microbatches"),
-        (45, "No verdict: 33 % of the throughput may be lost since step 45, not for long enough, "
-             "or not clearly enough, to be sure"),
+        (None, "advice", "No fault; advice worth 33 % of the throughput: Use more microbatches"),
+        (45, "unknown", "No verdict: 33 % of the throughput may be lost since step 45, not for "
+                        "long enough, or not clearly enough, to be sure"),
     ],
 )  # fmt: skip
-def test_what_costs_is_told_whatever_its_severity(onset: int | None, text: str) -> None:
+def test_what_costs_is_told_whatever_its_severity(onset: int | None, said: str, text: str) -> None:
     run, state = run_named("ddp-8 clean", 0), RunState("x")
     apply(state, run.items)
     state.look(10**18)
@@ -47,7 +47,7 @@ def test_what_costs_is_told_whatever_its_severity(onset: int | None, text: str) 
     )  # fmt: skip
     whole = Coverage(8, 8, 8, (), (), "")
     answer = answer_of(attempt, None, [advice], whole, POLICY)
-    assert (answer.state, answer.text, answer.deciding) == ("unknown", text, ("Try 8",))
+    assert (answer.state, answer.text, answer.deciding) == (said, text, ("Try 8",))
     for cheap in (
         dataclasses.replace(advice, cost_throughput_ratio=0.01),
         dataclasses.replace(advice, state="recovered"),

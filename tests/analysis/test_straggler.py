@@ -61,7 +61,9 @@ def test_healthy_runs_on_a_noisy_host_accuse_nobody(num_stages: int, seeds: int)
         assert not above_info(look), (seed, above_info(look))
         assert look.verdict is None
         costly = [f for f in look.findings if f.state == "open" and f.cost_throughput_ratio > 0.02]
-        assert look.answer.state == ("unknown" if costly else "healthy"), look.answer
+        worst = max(costly, key=lambda f: f.cost_throughput_ratio, default=None)
+        lasting = "advice" if worst and worst.onset_step is None else "unknown"
+        assert look.answer.state == (lasting if worst else "healthy"), look.answer
         notes += len(look.findings)
     say(f"{seeds} healthy runs, {num_stages} stages: nothing above info, {notes} notes")
 

@@ -59,6 +59,7 @@ def situation(found: Cause | None = None, **changes: Any) -> Situation:
         (situation(), "nothing"),
         (situation(status="ended", answer_state="unknown"), "nothing"),
         (situation(answer_state="waiting"), "wait"),
+        (situation(answer_state="advice"), "nothing"),
         (situation(answer_state="unknown"), "unknown"),
         (situation(status="silent"), "unknown"),
         (situation(is_stale=True), "unknown"),
@@ -100,7 +101,7 @@ causes = st.builds(
 situations = st.builds(
     Situation,
     status=st.sampled_from(["starting", "running", "stuck", "ended", "failed", "silent"]),
-    answer_state=st.sampled_from(["culprit", "healthy", "waiting", "unknown"]),
+    answer_state=st.sampled_from(["culprit", "advice", "healthy", "waiting", "unknown"]),
     answer_text=st.just("text"), is_recording=st.booleans(), is_stale=st.booleans(),
     cause=st.none() | causes, num_hosts=st.integers(0, 8), num_ranks=st.integers(0, 64),
     step=st.integers(0, 99), saved_step=st.integers(0, 99),
@@ -124,7 +125,7 @@ def test_no_host_is_excluded_on_less_than_the_documented_confidence(seen: Situat
         assert seen.status not in ("ended", "silent")
         assert decision.findings
     if decision.action == "nothing" and seen.status != "ended" and not seen.is_recording:
-        assert seen.answer_state in ("healthy", "culprit")
+        assert seen.answer_state in ("healthy", "advice", "culprit")
 
 
 def test_numbers_that_waver_are_no_other_advice() -> None:

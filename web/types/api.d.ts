@@ -2085,7 +2085,7 @@ export interface ShortVerdict {
 
 /** The first sentence of the page, with or without a verdict. */
 export interface ShownAnswer {
-  state: 'culprit' | 'healthy' | 'unknown' | 'waiting';
+  state: 'advice' | 'culprit' | 'healthy' | 'unknown' | 'waiting';
   text: string;
   detail: string;
   deciding: string[];

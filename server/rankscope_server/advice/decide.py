@@ -48,7 +48,7 @@ class Situation:
     """What is known of a run. `None` means not known."""
 
     status: str
-    answer_state: str  # culprit, healthy, waiting, unknown
+    answer_state: str  # culprit, advice, healthy, waiting, unknown
     answer_text: str
     is_recording: bool = False
     is_stale: bool = False  # the analysis is behind: what it says is of another moment
@@ -96,7 +96,7 @@ def decide(seen: Situation) -> Decision:
         return _about(seen.cause, seen)
     if seen.status == "failed":
         return _unknown("the run failed, and why is not known")
-    if seen.answer_state == "healthy":
+    if seen.answer_state in ("healthy", "advice"):  # advice is for who sets up the next run
         return _nothing(seen.answer_text)
     if seen.answer_state == "waiting":
         return Decision(action="wait", what="Wait: it is too early to say", why=seen.answer_text)

@@ -12,7 +12,10 @@ from rankscope_server.findings.text import cut, ranks_text
 from rankscope_server.report.words import finding_note, rank_states, run_text, time_text, title
 
 _STYLE = {"critical": "red", "warning": "yellow", "info": "cyan"}
-_STATE_STYLE = {"healthy": "green", "culprit": "red", "waiting": "yellow", "unknown": "yellow"}
+_STATE_STYLE = {
+    "culprit": "red", "advice": "yellow", "healthy": "green", "waiting": "yellow",
+    "unknown": "yellow",
+}  # fmt: skip
 # Lines of each row on 80 columns, so that all of them fit into 24.
 _LINES = {"what": 3, "why": 4, "next": 3, "wrong_if": 2, "ruled_out": 2, "explains": 2}
 _LABEL_COLUMNS = 16  # label, padding and border

@@ -9,8 +9,8 @@ from rankscope_server.api.report.schema import Report
 from rankscope_server.findings.text import percent_text, ranks_text, span_text
 
 TITLES = {
-    "culprit": "Culprit found", "healthy": "Nothing found", "waiting": "No verdict yet",
-    "unknown": "No verdict",
+    "culprit": "Culprit found", "advice": "No fault, advice", "healthy": "Nothing found",
+    "waiting": "No verdict yet", "unknown": "No verdict",
 }  # fmt: skip
 
 

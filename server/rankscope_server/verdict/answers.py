@@ -9,7 +9,7 @@ from rankscope_server.findings.finding import DetectorStatus, Finding
 from rankscope_server.verdict.cost import Cost
 
 RunStatus: TypeAlias = Literal["starting", "running", "stuck", "ended", "failed", "silent"]
-AnswerState: TypeAlias = Literal["culprit", "healthy", "waiting", "unknown"]
+AnswerState: TypeAlias = Literal["culprit", "advice", "healthy", "waiting", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,18 +202,16 @@ def _costs(finding: Finding, policy: Policy) -> bool:
 def _advised(finding: Finding, detail: str) -> Answer:
     """Return the answer where nothing is broken, and yet much is lost: that is not health."""
     share = percent_text(finding.cost_throughput_ratio or 0.0)
-    text = f"No fault found; {share} of the throughput could be won: {finding.what}"
-    if finding.onset_step is not None:  # a suspicion accuses no rank in the first sentence
-        text = (
-            f"No verdict: {share} of the throughput may be lost since step {finding.onset_step:,}, "
-            "not for long enough, or not clearly enough, to be sure"
-        )
-    return Answer(
-        "unknown",
-        text,
-        detail,
-        (finding.next,) * bool(finding.next),
+    following = (finding.next,) * bool(finding.next)
+    if finding.onset_step is None:
+        text = f"No fault; advice worth {share} of the throughput: {finding.what}"
+        return Answer("advice", text, detail, following)
+    # a suspicion accuses no rank in the first sentence
+    text = (
+        f"No verdict: {share} of the throughput may be lost since step {finding.onset_step:,}, "
+        "not for long enough, or not clearly enough, to be sure"
     )
+    return Answer("unknown", text, detail, following)
 
 
 def _missing(coverage: Coverage, *, is_recording: bool) -> tuple[str, ...]:

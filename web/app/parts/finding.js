@@ -17,7 +17,14 @@ import { CappedNote, Command, CopyButton, Icon, OnsetStep, Severity, Table, When
 /** Kinds of findings whose ranks wait for each other: the page of hangs shows them. */
 export const WAITS = new Set(['hang', 'desync']);
 
-const ANSWER_MARK = { culprit: 'critical', healthy: 'ok', waiting: 'info', unknown: 'unknown' };
+const ANSWER_MARK = { culprit: 'critical', advice: 'info', healthy: 'ok', waiting: 'info', unknown: 'unknown' };
+const KICKERS = {
+  culprit: 'Culprit found',
+  advice: 'No fault, advice',
+  healthy: 'Nothing found',
+  waiting: 'Not enough evidence yet',
+  unknown: 'No verdict',
+};
 
 /** The first sentence where there is no verdict. @param {{answer: Answer, coverage: Coverage, run: string, ended: boolean}} props */
 export function AnswerCard({ answer, coverage, run }) {
@@ -27,18 +34,13 @@ export function AnswerCard({ answer, coverage, run }) {
       { class: 'verdicthead' },
       t.div(
         { class: 'verdictsay' },
-        t.p(
-          { class: 'kicker' },
-          el(Icon, { name: ANSWER_MARK[answer.state] }),
-          answer.state === 'healthy'
-            ? 'Nothing found'
-            : answer.state === 'waiting'
-              ? 'Not enough evidence yet'
-              : 'No verdict',
-        ),
+        t.p({ class: 'kicker' }, el(Icon, { name: ANSWER_MARK[answer.state] }), KICKERS[answer.state]),
         t.h1({ id: 'verdict' }, answer.text),
         answer.detail ? t.p({ class: 'why' }, answer.detail) : null,
-        el(Deciding, { measurements: answer.deciding }),
+        el(Deciding, {
+          measurements: answer.deciding,
+          title: answer.state === 'advice' ? 'What to change' : undefined,
+        }),
       ),
     ),
     el(CoverageLine, { coverage, run }),
@@ -164,12 +166,12 @@ export function Explains({ folded, run }) {
   );
 }
 
-/** Which measurements would settle it. @param {{measurements: string[]}} props */
-function Deciding({ measurements }) {
+/** Which measurements would settle it. @param {{measurements: string[], title?: string}} props */
+function Deciding({ measurements, title = 'What would decide' }) {
   if (measurements.length === 0) return null;
   return t.div(
     { class: 'deciding' },
-    t.b(null, 'What would decide'),
+    t.b(null, title),
     t.ul(
       null,
       measurements.map((text) => t.li({ key: text }, sentence(text))),

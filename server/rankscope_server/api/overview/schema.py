@@ -11,7 +11,7 @@ from rankscope_server.api.findings.schema import ShownVerdict
 from rankscope_server.api.runs.schema import LossRow, RunSummary
 from rankscope_server.api.storage.schema import RemovedRow
 
-AnswerState: TypeAlias = Literal["culprit", "healthy", "waiting", "unknown"]
+AnswerState: TypeAlias = Literal["culprit", "advice", "healthy", "waiting", "unknown"]
 
 
 class SilentRank(Schema, frozen=True):

@@ -157,12 +157,16 @@ def _without_verdict(
 def _no_cost(answer: ShownAnswer) -> str:
     if answer.state == "healthy":
         return "Nothing above the thresholds of the detectors"
+    if answer.state == "advice":
+        return "As said above: no rank is at fault, this is what another setting would give"
     return "Not known while there is no verdict"
 
 
 def _next(answer: ShownAnswer, skipped: list[Detector]) -> str:
     if answer.state == "healthy":
         return "Nothing to do"
+    if answer.state == "advice" and answer.deciding:
+        return answer.deciding[0]
     if answer.state == "waiting":
         return "Wait for more steps: so far there is too little to compare"
     idle = ("wait", "nothing to do", "")
