@@ -8,7 +8,8 @@ Memory is real: how far each process rises above a tiny run of the same kind. Of
 the messages and the update are real, and the layers sleep for most of theirs (`layer_seconds`), as
 this machine has fewer cores than ranks. Two things are measured on one rank and given to the
 planner, the rate of a layer and that of an update, and one on all ranks, the link; nothing of the
-run that is predicted. `load` of a row is what else ran on the machine.
+run that is predicted. `load` of a row is what else ran on the machine. Without rows of this code
+the table is made of those that there are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rows import ROOT, Rows, parser_of
+from rows import ROOT, Rows, newest, parser_of
 
 from rankscope.cli.plan_trainer import layout_of, load, model_of
 from rankscope.planning.layout import Layout
@@ -258,7 +259,7 @@ def main() -> None:
             jobs = [(kind, strategy) for kind, strategy, number in missing if number == ranks]
             for (kind, strategy), found in zip(jobs, measure(ranks, jobs), strict=True):
                 print(json.dumps(rows.add((kind, strategy, ranks), found)), flush=True)
-    text = table(rows.all())
+    text = table(rows.all() or newest(arguments.out, KEYS))
     print(text)
     if arguments.write:
         write(text)

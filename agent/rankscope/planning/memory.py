@@ -76,12 +76,12 @@ def _memory(model: Model, layout: Layout, machine: Machine, optimizer: str, stag
 def _of_server(model: Model, layout: Layout, machine: Machine, optimizer: str) -> Memory:
     """Return what a server holds: its piece, the state for it, the gradients of all workers.
 
-    It stacks these to add them up, as the reference trainer's does: they are there twice, and
-    their sum.
+    As the reference trainer's server does it: they are there twice while they are added up, or
+    once beside what an update of one large piece needs, twice its size.
     """
     piece = model.parameters / layout.servers
     weights, gradient, state = states_bytes(model, layout, optimizer, piece)
-    buckets = (2 * layout.data + 1) * gradient
+    buckets = max(2 * layout.data, layout.data + 2) * gradient
     return _with_margin(Memory(weights, gradient, state, 0.0, buckets), machine)
 
 
