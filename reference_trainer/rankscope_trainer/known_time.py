@@ -30,7 +30,7 @@ class _Sleep(torch.autograd.Function):
         """Sleep for the forward."""
         ctx.seconds = seconds
         time.sleep(seconds)
-        return x.view_as(x)
+        return x.clone()  # no view: a zero-bubble schedule detaches what leaves a stage
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, None]:
@@ -61,5 +61,15 @@ def _make_time_known(block: torch.nn.Module, seconds: float) -> None:
     def on_gradient(_gradient: Tensor) -> None:
         time.sleep(seconds)
 
+    hooked: set[torch.nn.Parameter] = set()
+
+    def before_forward(block: torch.nn.Module, _inputs: Any) -> None:
+        # One of its weights is enough. Strategies that cut weights put others in their place,
+        # after the model is built.
+        weight = next(block.parameters())
+        if weight not in hooked:
+            hooked.add(weight)
+            weight.register_hook(on_gradient)
+
+    block.register_forward_pre_hook(before_forward)
     block.register_forward_hook(after_forward)
-    next(block.parameters()).register_hook(on_gradient)  # one of its weights stands for all

@@ -60,3 +60,14 @@ def test_what_is_computed_does_not_change() -> None:
 def test_one_time_stands_for_all_layers() -> None:
     assert layer_times("0.5", 3) == [0.5, 0.5, 0.5]
     assert layer_times("0.5,0,1", 3) == [0.5, 0.0, 1.0]
+
+
+def test_weights_that_are_put_in_place_later_sleep_too(slept: list[float]) -> None:
+    model = _model()
+    make_times_known(model, [0.5, 0.25])
+    for block in model.blocks.values():  # as FSDP2 and DTensor do, once the model is built
+        block.norm_attention.weight = torch.nn.Parameter(torch.ones(16))
+    for _ in range(2):
+        slept.clear()
+        next_byte_loss(model(TOKENS), TOKENS).backward()
+        assert sorted(slept) == [0.25, 0.25, 0.25, 0.5, 0.5, 0.5]
