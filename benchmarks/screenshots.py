@@ -46,12 +46,13 @@ def pages(url: str, run: str, before: str) -> Iterator[tuple[str, str]]:
     newest = ask(url, f"runs/{run}")["run"]["step"] or 1
     yield "step", f"runs/{run}/steps/{max(1, newest - 10)}"
     parts = ("collectives", "parallelism", "cost", "resources", "hang", "errors", "logs",
-             "environment", "agent")  # fmt: skip
+             "environment", "machines", "agent")  # fmt: skip
     for name in parts:
         yield name, f"runs/{run}/{name}"
     yield "search", "search?q=step%20OR%20error"
     yield "compare", f"compare?b={run}{'&a=' + before if before else ''}"
-    yield "fleet", "fleet"
+    yield from ((name, name) for name in ("fleet", "alerts", "storage", "access"))
+    yield "server", "server?settings=all"
     yield "preflights", "preflight"
     kept = ask(url, "preflight/runs?limit=50")["preflights"]
     for status in ("fail", "ok"):

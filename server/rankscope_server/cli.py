@@ -150,9 +150,9 @@ def check(configuration: Configuration, tables: Sequence[tuple[str, str]] = ()) 
     """
     settings, problems = configuration.settings, list[str]()
     rows = [
-        (setting.name, str(public_value(settings, setting)), configuration.sources[setting.name])
+        (setting.name, str(public_value(settings, setting)), settings.sources[setting.name].where)
         for setting in SETTINGS
-        if setting.name in configuration.sources
+        if setting.name in settings.sources
     ]
     rows += [(name, words, f"{settings.file.path}: {name}") for name, words in tables]
     try:

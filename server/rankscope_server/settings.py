@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -130,6 +130,17 @@ class ConfigFile:
 
 
 NO_FILE = ConfigFile()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the value of a setting is from; `where` is the flag, the variable, or file and key."""
+
+    kind: Literal["default", "file", "environment", "flag"]
+    where: str = ""
+
+
+DEFAULT = Source("default")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +289,7 @@ class Settings:
         (0, 1 << 40),
     )  # fmt: skip
     file: ConfigFile = NO_FILE
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False)  # of no defaults
 
     def directory(self, environ: Mapping[str, str] = os.environ) -> Path:
         """Return the data directory, by default that of the user."""
@@ -325,10 +337,9 @@ SETTINGS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The settings of one start, and where each that is no default was said."""
+    """The settings of one start."""
 
     settings: Settings
-    sources: Mapping[str, str]  # name: flag, variable or file
     is_check: bool = False  # nothing is to be started
 
 
@@ -352,20 +363,20 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
     path = flags["config"] or environ.get(FILE_VARIABLE, "")
     in_file, file = _read_file(Path(path), environ) if path else ({}, NO_FILE)
     given: dict[str, Any] = {}
-    sources: dict[str, str] = {}
+    sources: dict[str, Source] = {}
     for setting in SETTINGS:
         for source, text in (
-            (setting.flag, flags.get(setting.name)),
-            (setting.variable, environ.get(setting.variable) or None),
-            (f"{path}: {setting.name}", in_file.get(setting.name)),
+            (Source("flag", setting.flag), flags.get(setting.name)),
+            (Source("environment", setting.variable), environ.get(setting.variable) or None),
+            (Source("file", f"{path}: {setting.name}"), in_file.get(setting.name)),
         ):
             if text is not None:
-                given[setting.name] = _convert(setting, text, source)
+                given[setting.name] = _convert(setting, text, source.where)
                 sources[setting.name] = source
                 break
-    settings = Settings(**given, file=file)
+    settings = Settings(**given, file=file, sources=sources)
     check(settings)
-    return Configuration(settings, sources, is_check=flags["check"])
+    return Configuration(settings, is_check=flags["check"])
 
 
 def _read_file(path: Path, environ: Mapping[str, str]) -> tuple[dict[str, str], ConfigFile]:

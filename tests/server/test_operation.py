@@ -14,7 +14,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.server.conftest import ServerProcess, TestClient
+from rankscope.wire import schema
+from tests.server.conftest import Sender, ServerProcess, TestClient, poster
+from tests.server.seed import seed_with
 
 Start = Callable[..., ServerProcess]
 
@@ -26,6 +28,31 @@ def test_every_part_is_ready(client: TestClient) -> None:
         "disk", "reading", "writing", "analysis", "retention",
     }  # fmt: skip
     assert all(part["ready"] and part["reason"] == "" for part in answer["parts"])
+
+
+def test_the_server_says_how_it_is(client: TestClient) -> None:
+    answer = client.get("/api/v1/server").json()
+    assert (answer["text"], answer["is_well"]) == ("Every part works; no run is live", True)
+    seed_with(poster(client), run_id="r", ranks=4, steps=20, fault="none", end=False)
+    lost = schema.Loss(
+        attempt=0, rank=1, source="collectives", reason="ring full", count=7, time_ns=1
+    )
+    thinned = {"level": "3", "every": "4", "overhead_ratio": "0.02", "budget_ratio": "0.01"}
+    Sender(client, run_id="r").send(
+        lost,
+        schema.Event(attempt=0, rank=2, time_ns=1, step=9, name="thinning_changed", fields=thinned),
+    )
+    answer = client.get("/api/v1/server").json()
+    assert not answer["is_well"]
+    assert "1 of 1 live run has lost records" in answer["text"]
+    (run,) = answer["runs"]
+    assert (run["expected"], run["reporting"], run["silent"], run["lost"]) == (4, 4, 0, 7)
+    assert run["thinning"].startswith("one step in 4 is recorded whole")
+    assert (run["overhead_ratio"], run["budget_ratio"]) == (0.02, 0.01)
+    figures = {one["name"]: one["value"] for one in answer["figures"] if not one["kind"]}
+    exposed = client.get("/metrics").text
+    assert all(f"\n{name} " in exposed for name in figures)
+    assert figures["rankscope_ingest_records_total"] > 4
 
 
 @pytest.mark.parametrize("part", ["writing", "reading", "retention", "analysis"])

@@ -16,6 +16,7 @@ from rankscope_server.settings import (
     Setting,
     Settings,
     SettingsError,
+    Source,
     check,
     parse,
     public_value,
@@ -127,9 +128,14 @@ def test_a_file_comes_after_flags_and_environment(tmp_path: Path) -> None:
         allowed_hosts="a.example,b.example", token="a secret",
         file=ConfigFile(path=path, environ=environ),
     )  # fmt: skip
-    assert found.sources["port"] == "--port"
-    assert found.sources["look_seconds"] == "RANKSCOPE_SERVER_LOOK_SECONDS"
-    assert found.sources["token"] == f"{path}: token"
+    assert found.settings.sources == {
+        "port": Source("flag", "--port"),
+        "look_seconds": Source("environment", "RANKSCOPE_SERVER_LOOK_SECONDS"),
+        **{
+            name: Source("file", f"{path}: {name}")
+            for name in ("replay_hours", "insecure_bind", "allowed_hosts", "token")
+        },
+    }
     assert parse([], {"RANKSCOPE_SERVER_CONFIG": path}).port == 1
 
 

@@ -49,6 +49,7 @@ ANSWERS = {
     "In which runs": ("#verdict", r"lines? match(es)? .*runs?"),
     "Who hears": ("main", r"(?i)rule"),
     "What does Rankscope": ("main", r"What it watches.*What was lost"),
+    "Is Rankscope itself well": ("main", r"(?i)parts.*settings.*command line"),
     "How do I show": ("[aria-live=polite] >> nth=0", r"Link copied"),
     "How do I paste": ("[aria-live=polite] >> nth=0", r"Markdown copied"),
     "How do I come back": ("[aria-live=polite] >> nth=0", r"Saved as mine"),

@@ -31,6 +31,7 @@ const PAGES = {
     load: () => import('./pages/search.js'),
     api: () => (query.value.q?.trim() ? withQuery('search', { q: query.value.q }) : 'searches'),
   },
+  server: { load: () => import('./pages/server.js'), api: () => 'server' },
   access: { load: () => import('./pages/access.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },

@@ -14,6 +14,7 @@ const PLACES = [
   [/^sign-in$/, 'signin'],
   [/^storage$/, 'storage'],
   [/^access$/, 'access'],
+  [/^server$/, 'server'],
   [/^compare$/, 'compare'],
   [/^fleet$/, 'fleet'],
   [/^preflight$/, 'preflights'],

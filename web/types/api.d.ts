@@ -1380,6 +1380,14 @@ export interface Overview {
   removed: RemovedRow[];
 }
 
+/** One number of `GET /metrics`, with its sentence; null where it is not known. */
+export interface OwnFigure {
+  name: string;
+  kind: string;
+  text: string;
+  value: number | null;
+}
+
 /** A path that became worse or better from one preflight to the other. */
 export interface PairChange {
   start: string;
@@ -2049,6 +2057,34 @@ export interface SearchAnswer {
   searched_to_ms: number | null;
 }
 
+/** How much of a live run is seen, and what recording it costs. */
+export interface SeenRun {
+  run_id: string;
+  name: string;
+  status: 'ended' | 'failed' | 'running' | 'silent' | 'starting' | 'stuck';
+  received_ms: number | null;
+  expected: number;
+  reporting: number;
+  silent: number;
+  lost: number;
+  refused: number;
+  missing_batches: number;
+  thinning: string;
+  overhead_ratio: number | null;
+  budget_ratio: number | null;
+}
+
+/** How Rankscope itself is. */
+export interface ServerAnswer {
+  text: string;
+  version: string;
+  is_well: boolean;
+  parts: ReadyPart[];
+  runs: SeenRun[];
+  runs_capped: Capped | null;
+  figures: OwnFigure[];
+}
+
 /** Whether this server wants a token, and whether this request carried it. */
 export interface Session {
   required: boolean;
@@ -2068,6 +2104,8 @@ export interface SettingValue {
   flag: string;
   variable: string;
   text: string;
+  source: 'default' | 'environment' | 'file' | 'flag';
+  where: string;
 }
 
 /** All settings; secrets say only whether they are set. */

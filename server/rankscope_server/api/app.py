@@ -43,6 +43,7 @@ from rankscope_server.api.resources import routes as resources
 from rankscope_server.api.runs import routes as runs
 from rankscope_server.api.saved import routes as saved
 from rankscope_server.api.security import Guard
+from rankscope_server.api.server import routes as server
 from rankscope_server.api.service import Service, open_service
 from rankscope_server.api.steps import routes as steps
 from rankscope_server.api.storage import routes as storage
@@ -64,6 +65,7 @@ ROUTERS = (
     preflight_results.router,
     preflight_network.router,
     storage.router,
+    server.router,
     alerts.router,
     advice.router,
     stream.router,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -31,6 +33,16 @@ _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 CAUSES = ("disk_full", "behind", "stopping", "damaged", "database")
 
 disable_created_metrics()  # a second series for each counter, always the start of the server
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of the server itself; `kind` where there are several of a name, None: unknown."""
+
+    name: str
+    kind: str
+    text: str
+    value: float | None
 
 
 class Counters:
@@ -142,6 +154,14 @@ class Counters:
         if "application/openmetrics-text" in accept:
             return openmetrics.generate_latest(self._registry), openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self._registry), _PLAIN
+
+    def figures(self) -> Iterator[Figure]:
+        """Yield each number that the exposition has."""
+        for family in self._registry.collect():
+            for sample in family.samples:
+                value = sample.value if math.isfinite(sample.value) else None
+                kind = next(iter(sample.labels.values()), "")
+                yield Figure(sample.name, kind, family.documentation, value)
 
 
 _Source: TypeAlias = tuple[str, Callable[[], Mapping[str, float]]]  # help; values by kind

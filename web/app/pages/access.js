@@ -4,6 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { ask, Failure, useApi } from '../api.js';
 import { bytes, count, dateTime, plural } from '../format.js';
 import { announce, setTitle } from '../page.js';
+import { AuditLog, projectOf } from '../parts/audit.js';
 import { Ago, Card, Command, Problem, Skeleton, Table } from '../parts/bits.js';
 import { go } from '../router.js';
 import { el, t } from '../tags.js';
@@ -13,8 +14,6 @@ import { path, withQuery } from '../url.js';
 /** @typedef {import('../../types/api.js').Tokens} Tokens */
 /** @typedef {import('../../types/api.js').TokenRow} TokenRow */
 /** @typedef {import('../../types/api.js').TokenMade} TokenMade */
-/** @typedef {import('../../types/api.js').Audit} Audit */
-/** @typedef {import('../../types/api.js').AuditRow} AuditRow */
 
 /** @type {{name: TokenRow['roles'][number], text: string}[]} */
 const ROLES = [
@@ -53,7 +52,7 @@ export function Page() {
     { class: 'stack' },
     el(You, { session, sentence }),
     isAdmin ? el(TokenList, { session, changed: answer.refresh }) : null,
-    isAdmin ? el(AuditLog, {}) : null,
+    isAdmin ? el(AuditLog, { most: 50 }) : null,
   );
 }
 
@@ -177,11 +176,6 @@ function quota(row) {
   return rates.filter(Boolean).join(', ') || 'none';
 }
 
-/** @param {{project: string}} row */
-function projectOf({ project }) {
-  return project === '*' ? 'all' : project;
-}
-
 /** @param {{revoke: () => void, rotate: () => void}} props */
 function TokenActions({ revoke, rotate }) {
   const [sure, setSure] = useState(false);
@@ -270,50 +264,5 @@ function NewToken({ session, act }) {
       ),
     ),
     t.button({ type: 'submit', class: 'button primary', disabled: roles.length === 0 }, 'Make token'),
-  );
-}
-
-function AuditLog() {
-  const [before, setBefore] = useState(/** @type {number | null} */ (null));
-  const address = withQuery('audit', { before, limit: 50 });
-  const answer = /** @type {import('../api.js').Answer<Audit>} */ (
-    useApi(address, { everyMs: before === null ? 15_000 : 0 })
-  );
-  const rows = answer.data?.rows ?? [];
-  const older = answer.data?.before ?? null;
-  return el(
-    Card,
-    { title: 'What was done', api: address, note: 'newest first' },
-    answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the audit log' }) : null,
-    rows.length === 0
-      ? t.p({ class: 'note padded' }, 'Nothing is written down yet.')
-      : Table({
-          label: 'What was done',
-          rows,
-          keyOf: (row) => row.id,
-          columns: [
-            { label: 'When', class: 'nowrap', cell: (row) => el(Ago, { ms: row.time_ms }) },
-            { label: 'Who', class: 'wide', cell: (row) => row.who },
-            {
-              label: 'What',
-              class: 'nowrap',
-              cell: (row) => (row.count > 1 ? `${row.action} ×${count(row.count)}` : row.action),
-            },
-            { label: 'Of what', class: 'wide', cell: (row) => [row.target, row.detail].filter(Boolean).join(': ') },
-            { label: 'Project', cell: projectOf },
-            { label: 'From', class: 'nowrap', cell: (row) => row.address || 'this machine' },
-          ],
-        }),
-    older !== null || before !== null
-      ? t.div(
-          { class: 'pager' },
-          before !== null
-            ? t.button({ type: 'button', class: 'button small', onClick: () => setBefore(null) }, 'Newest')
-            : null,
-          older !== null
-            ? t.button({ type: 'button', class: 'button small', onClick: () => setBefore(older) }, 'Older')
-            : null,
-        )
-      : null,
   );
 }

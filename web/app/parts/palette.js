@@ -86,6 +86,8 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, vie
   items.push({ text: 'Fleet', note: 'page', to: 'fleet' });
   items.push({ text: 'Preflights', note: 'page', to: 'preflight' });
   items.push({ text: 'Alerts', note: 'page', to: 'alerts' });
+  items.push({ text: 'Access', note: 'page', to: 'access' });
+  items.push({ text: 'Server', note: 'page', to: 'server' });
   return items.slice(0, SHOWN);
 }
 

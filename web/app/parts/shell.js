@@ -121,6 +121,7 @@ export function Shell({ run, overview, apiPath, children }) {
       { keys: 'g a', text: 'Go to all runs', run: () => go('runs') },
       { keys: 'g n', text: 'Go to alerts', run: () => go('alerts') },
       { keys: 'g v', text: 'Go to the fleet: hosts over runs', run: () => go('fleet') },
+      { keys: 'g x', text: 'Go to the server: its health and settings', run: () => go('server') },
       ...(inRun ? [] : [{ keys: 'g p', text: 'Go to preflights', run: () => go('preflight') }]),
       { keys: 'g /', text: 'Search all runs', run: () => go(withQuery('search', { q: query.value.q })) },
     ],
@@ -233,6 +234,7 @@ function Header({ run, overview, apiPath, openPalette, openHelp, openViews }) {
       run ? null : t.a({ class: 'button small', href: 'fleet' }, 'Fleet'),
       run ? null : t.a({ class: 'button small', href: 'preflight' }, 'Preflight'),
       run ? null : t.a({ class: 'button small', href: 'access' }, 'Access'),
+      run ? null : t.a({ class: 'button small', href: 'server' }, 'Server'),
       t.a(
         { class: 'button small', href: apiHref(apiPath), title: `The data of this page: ${apiHref(apiPath)}` },
         'JSON',

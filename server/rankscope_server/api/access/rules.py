@@ -65,6 +65,7 @@ RULES: dict[str, Rule] = {
     "GET /{path:path}": OPEN,
     "GET /api/v1/openapi.json": NETWORK,  # no route of FastAPI's: the Guard alone is before it
     "GET /api/v1/settings": READ_ALL,
+    "GET /api/v1/server": READ_ALL,
     "GET /metrics": READ_ALL,
     "POST /api/v1/clock": ANY,
     "POST /api/v1/ingest": INGEST,

@@ -11,7 +11,7 @@ from rankscope_server.answers import capped, json_object, of_row
 from rankscope_server.api.fleet.hosts import Named, Run, counts, hosts_over_runs, worst_host
 from rankscope_server.api.fleet.schema import Fleet, FleetHost, LiveRun, SilentAgent
 from rankscope_server.api.fleet.weeks import Spent, by_week, monday_of
-from rankscope_server.api.runs.queries import hosts_of, short_verdict
+from rankscope_server.api.runs.queries import hosts_of, short_verdict, silent_rank
 from rankscope_server.store import tables
 from rankscope_server.store.projects import of_project
 from rankscope_server.text import plural
@@ -105,9 +105,7 @@ def _silent(
 ) -> list[SilentAgent]:
     """Return the hosts with ranks of the newest attempt that send nothing, longest first."""
     ranks, runs = tables.rank.c, tables.run.c
-    is_silent = sa.and_(
-        ranks.ended_ns.is_(None), sa.func.coalesce(ranks.received_ns, 0) < silent_before_ns
-    )
+    is_silent = silent_rank(silent_before_ns)
     num_silent = sa.func.sum(sa.case((is_silent, 1), else_=0))
     rows = connection.execute(
         sa.select(

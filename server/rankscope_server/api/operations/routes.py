@@ -29,7 +29,7 @@ from rankscope_server.api.replies import documented, send
 from rankscope_server.api.security import COOKIE, admit, caller, cookie_of, principal_of
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem
-from rankscope_server.settings import SETTINGS, public_value
+from rankscope_server.settings import DEFAULT, SETTINGS, Setting, Settings, public_value
 from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1", tags=["operations"])
@@ -70,7 +70,7 @@ def settings(request: Request) -> Response:
     """Return the settings in force."""
     chosen = service_of(request).settings
     body = SettingsAnswer(
-        settings=[of_row(SettingValue, each, value=public_value(chosen, each)) for each in SETTINGS]
+        settings=[_setting(chosen, each) for each in SETTINGS],
     )
     return send(request, body, body.settings)
 
@@ -131,6 +131,14 @@ async def sign_out(request: Request) -> Response:
     answer = _fresh(send(request, Session(required=not is_open, signed_in=is_open)))
     answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
     return answer
+
+
+def _setting(chosen: Settings, each: Setting) -> SettingValue:
+    source = chosen.sources.get(each.name, DEFAULT)
+    return of_row(
+        SettingValue, each, value=public_value(chosen, each), source=source.kind,
+        where=source.where,
+    )  # fmt: skip
 
 
 async def _read_token(request: Request) -> str:

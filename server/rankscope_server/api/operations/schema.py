@@ -49,6 +49,8 @@ class SettingValue(Schema, frozen=True):
     flag: str
     variable: str
     text: str
+    source: Literal["default", "file", "environment", "flag"]
+    where: str  # the flag, the variable, or the file and its key; empty for a default
 
 
 class SettingsAnswer(Schema, frozen=True):

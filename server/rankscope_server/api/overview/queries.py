@@ -27,6 +27,7 @@ from rankscope_server.api.runs.queries import (
     hosts_of,
     is_silent,
     losses,
+    missing_batches,
     onset_step,
     rank_rows,
     run_row,
@@ -84,12 +85,7 @@ def coverage(
     silent = [of_row(SilentRank, row) for row in ranks if is_silent(row, run, silent_before_ns)]
     expected = max(run.world_size, len(ranks))
     reporting = len(ranks) - len(silent)
-    producers = tables.producer.c
-    missing = connection.scalar(
-        sa.select(
-            sa.func.sum(producers.last_sequence - producers.first_sequence + 1 - producers.received)
-        ).where(producers.run_id == run.run_id)
-    )
+    missing = missing_batches(connection, run.run_id)
     lost = losses(connection, run.run_id)
     return Coverage(
         expected=expected,
@@ -100,10 +96,10 @@ def coverage(
         losses_capped=capped(len(lost.rows), lost.num_reasons),
         lost=lost.count,
         refused=run.refused,
-        missing_batches=int(missing or 0),
+        missing_batches=missing,
         notes=answer(run).notes,
         text=_coverage_text(
-            expected, reporting, silent, lost.rows, int(missing or 0), run.launcher == IMPORTED
+            expected, reporting, silent, lost.rows, missing, run.launcher == IMPORTED
         ),
     )
 

@@ -174,6 +174,14 @@ def _named(columns: tuple[str, ...]) -> Any:
     return namedtuple("RankColumns", columns)
 
 
+def silent_rank(silent_before_ns: int) -> sa.ColumnElement[bool]:
+    """Return whether a rank of a live run has not ended and sends nothing."""
+    ranks = tables.rank.c
+    return sa.and_(
+        ranks.ended_ns.is_(None), sa.func.coalesce(ranks.received_ns, 0) < silent_before_ns
+    )
+
+
 def is_silent(row: sa.Row[Any], run: sa.Row[Any], silent_before_ns: int) -> bool:
     """Return whether nothing came of a rank that has not ended for too long; not in a recording."""
     if row.ended_ns is not None or run.launcher == IMPORTED:
@@ -211,6 +219,13 @@ def losses(connection: sa.Connection, run_id: str) -> Losses:
         num_reasons=int(number),
         count=int(count or 0),
     )
+
+
+def missing_batches(connection: sa.Connection, run_id: str) -> int:
+    """Return how many batches of a run did not arrive, though later ones did."""
+    table = tables.producer.c
+    missing = sa.func.sum(table.last_sequence - table.first_sequence + 1 - table.received)
+    return int(connection.scalar(sa.select(missing).where(table.run_id == run_id)) or 0)
 
 
 def onset_step(run: sa.Row[Any]) -> int | None:
