@@ -25,15 +25,17 @@ _CODE = ("agent", "server", "reference_trainer")
 Key: TypeAlias = tuple[Any, ...]
 
 
-def code_label() -> str:
+def code_label(*more: str) -> str:
     """Return a name of the code that runs: the same for every commit that leaves it as it is.
 
     It ends with "+" where there are changes that no commit has, which a name cannot tell apart.
+    `more`: folders that count too.
     """
-    trees = _git("rev-parse", *(f"HEAD:{folder}" for folder in _CODE))
+    folders = (*_CODE, *more)
+    trees = _git("rev-parse", *(f"HEAD:{folder}" for folder in folders))
     if not trees:
         return rankscope.__version__
-    changed = _git("status", "--porcelain", "--", *_CODE)
+    changed = _git("status", "--porcelain", "--", *folders)
     return hashlib.sha256(trees.encode()).hexdigest()[:10] + ("+" if changed else "")
 
 

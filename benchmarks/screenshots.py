@@ -35,7 +35,17 @@ def ask(url: str, path: str) -> Any:
 
 def pages(url: str, run: str, before: str) -> Iterator[tuple[str, str]]:
     """Yield a name and a path for each page that has something to show."""
-    yield "runs", "runs"
+    yield from pages_of_run(url, run)
+    yield "compare", f"compare?b={run}{'&a=' + before if before else ''}"
+    yield from pages_of_all(url)
+    kept = ask(url, "preflight/runs?limit=50")["preflights"]
+    for status in ("fail", "ok"):
+        for one in [one for one in kept if one["status"] == status][:1]:
+            yield f"preflight-{status}", f"preflight/{one['id']}"
+
+
+def pages_of_run(url: str, run: str) -> Iterator[tuple[str, str]]:
+    """Yield those of one run."""
     yield "overview", f"runs/{run}"
     yield "findings", f"runs/{run}/findings"
     found = ask(url, f"runs/{run}/findings")
@@ -43,38 +53,38 @@ def pages(url: str, run: str, before: str) -> Iterator[tuple[str, str]]:
         yield "finding", f"runs/{run}/findings/{finding['id']}"
     yield "ranks", f"runs/{run}/ranks"
     yield "rank", f"runs/{run}/ranks/0"
-    newest = ask(url, f"runs/{run}")["run"]["step"] or 1
-    yield "step", f"runs/{run}/steps/{max(1, newest - 10)}"
+    newest = ask(url, f"runs/{run}")["run"]["step"]
+    yield "step", f"runs/{run}/steps" + (f"/{max(1, newest - 10)}" if newest else "")
     parts = ("collectives", "parallelism", "cost", "resources", "hang", "errors", "logs",
              "environment", "machines", "agent")  # fmt: skip
     for name in parts:
         yield name, f"runs/{run}/{name}"
+
+
+def pages_of_all(url: str) -> Iterator[tuple[str, str]]:
+    """Yield those that are of no single run."""
+    yield "runs", "runs"
     yield "search", "search?q=step%20OR%20error"
-    yield "compare", f"compare?b={run}{'&a=' + before if before else ''}"
     yield from ((name, name) for name in ("fleet", "alerts", "storage", "access"))
     yield "server", "server?settings=all"
     yield "preflights", "preflight"
-    kept = ask(url, "preflight/runs?limit=50")["preflights"]
-    for status in ("fail", "ok"):
-        for one in [one for one in kept if one["status"] == status][:1]:
-            yield f"preflight-{status}", f"preflight/{one['id']}"
 
 
 def settle(page: Page) -> None:
     """Wait until the page holds its data and its fonts."""
-    page.locator("#verdict").wait_for(timeout=20_000)
+    page.locator("#verdict, .problem, main h1").first.wait_for(timeout=60_000)
     page.evaluate("document.fonts.ready.then(() => true)")
     # Parts mount when they come near the screen: a tall window brings them all.
     size = page.viewport_size or {"width": 1440, "height": 900}
     if page.locator(".logs").count() == 0:
         page.set_viewport_size({"width": size["width"], "height": 2400})
-        for _ in range(100):  # the policy of the page forbids wait_for_function
+        for _ in range(300):  # the policy of the page forbids wait_for_function
             if page.locator(".skeleton").count() == 0:
                 break
             page.wait_for_timeout(100)
-        page.wait_for_timeout(500)
+        page.wait_for_timeout(300)
         page.set_viewport_size(size)
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(200)
 
 
 def photograph(browser: Browser, address: str, file: Path, theme: Any, width: int) -> None:

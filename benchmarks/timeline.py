@@ -12,13 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
+from screenshots import CHROMIUM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rankscope.wire import schema
 from tests.server.steps_sent import BEGIN_NS, Job, call_chunk, chunk
@@ -27,7 +32,7 @@ from tests.web.conftest import ARGUMENTS, serving
 US = 1_000
 STEP_US = 2_000_000
 KEYS = "wwwwddddaaaassss" * 4
-IDLE = "x" * 32  # keys that do nothing: what measuring takes
+IDLE = "q" * 32  # a key that does nothing: what measuring takes
 
 
 def post(url: str, sequence: int, records: list[Any], chunks: list[Any]) -> None:
@@ -91,24 +96,22 @@ def metrics(session: Any) -> dict[str, float]:
 Frames = list[dict[str, float]]
 
 
-def measure(url: str, ranks: int) -> tuple[int, Frames, Frames]:
+def measure(browser: Browser, url: str, ranks: int) -> tuple[int, Frames, Frames]:
     """Return how many slices there are, and what idle keys and frames took, ms."""
     with urllib.request.urlopen(f"{url}/api/v1/runs/many/steps/1?ranks=0-{ranks - 1}") as reply:
         answer = json.load(reply)
     count = len(answer["slices"]["lane"])
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=[*ARGUMENTS])
-        page = browser.new_page(viewport={"width": 1440, "height": 1200})
-        page.goto(f"{url}/runs/many/steps/1?ranks=0-{ranks - 1}")
-        page.locator(".timeline canvas").wait_for()
-        page.locator(".timeline .plotregion").focus()
-        page.keyboard.press("Home")
-        page.wait_for_timeout(1500)
-        session = page.context.new_cdp_session(page)
-        session.send("Performance.enable", {"timeDomain": "threadTicks"})
-        found = [[frame(page, session, key) for key in keys] for keys in (IDLE, KEYS)]
-        browser.close()
-    return count, *found
+    page = browser.new_page(viewport={"width": 1440, "height": 1200})
+    page.goto(f"{url}/runs/many/steps/1?ranks=0-{ranks - 1}")
+    page.locator(".timeline canvas").wait_for()
+    page.locator(".timeline .plotregion").focus()
+    page.keyboard.press("Home")
+    page.wait_for_timeout(1500)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    idle, drawn = ([frame(page, session, key) for key in keys] for keys in (IDLE, KEYS))
+    page.close()
+    return count, idle, drawn
 
 
 def frame(page: Any, session: Any, key: str) -> dict[str, float]:
@@ -124,9 +127,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--calls", type=int, default=521, help="collectives of each rank")
     choices = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as url:
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
         send(url, choices.ranks, choices.calls)
-        count, idle, frames = measure(url, choices.ranks)
+        chromium = stack.enter_context(sync_playwright()).chromium
+        browser = chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        count, idle, frames = measure(browser, url, choices.ranks)
+        browser.close()
     print(
         f"{count:,} slices on {choices.ranks} lanes, {len(frames)} frames, CPU of the main thread"
     )

@@ -182,6 +182,21 @@ def test_the_page_knows_its_depth(client: TestClient, assets: Path, path: str, b
     assert "{version}" not in reply.text
 
 
+def test_modules_of_the_first_route_are_named_before_they_are_found(
+    client: TestClient, assets: Path
+) -> None:
+    (assets / "app/pages").mkdir()
+    (assets / "app/main.js").write_text("import {\n  b,\n} from './b.js';\nimport 'a';\n")
+    (assets / "app/b.js").write_text("export const lazy = () => import('./late.js');\n")
+    (assets / "app/late.js").write_text("export const text = 'from nothing';\n")
+    (assets / "app/pages/overview.js").write_text("import { b } from '../b.js';\n")
+    for path, more in {"/runs": [], "/runs/x": ["app/pages/overview.js"]}.items():
+        text = client.get(path).text
+        found = re.findall(r'<link rel="modulepreload" href="static/\w+/([^"]+)">', text)
+        assert found == ["app/main.js", "app/b.js", "app/a.js", *more]
+        assert text.index("importmap") < text.index("modulepreload")
+
+
 def test_heads_of_pages_and_assets_are_answered(client: TestClient, assets: Path) -> None:
     for path in ("/", "/runs/x", f"/static/{web.assets_version(assets)}/app/a.js"):
         reply, whole = client.head(path), client.get(path)

@@ -138,10 +138,27 @@ class Watched:
         """Fail on any error, violation or request that left the origin."""
         assert not self.problems, "\n".join(self.problems)
         assert self.requests
-        strangers = [
-            url for url in self.requests if not url.startswith((self.origin, "data:", "blob:"))
-        ]
-        assert not strangers, f"left the origin: {strangers}"
+        assert not self.strangers(), f"left the origin: {self.strangers()}"
+
+    def strangers(self) -> list[str]:
+        """Return the requests that left the origin."""
+        return [url for url in self.requests if not url.startswith((self.origin, "data:", "blob:"))]
+
+
+def watch(
+    browser: Any, origin: str, theme: str = "dark", width: int = 1440, **more: Any
+) -> Watched:
+    """Return a new page of an own context; nothing is opened yet."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce",
+        **more,
+    )  # fmt: skip
+    page = context.new_page()
+    watched = Watched(page, context, origin)
+    context.on("request", lambda request: watched.requests.append(request.url))
+    page.on("pageerror", lambda error: watched.problems.append(f"page error: {error}"))
+    page.on("console", lambda message: note(watched, message))
+    return watched
 
 
 @pytest.fixture
@@ -149,16 +166,8 @@ def open_page(browser: Any, site: Site) -> Iterator[Callable[..., Watched]]:
     contexts = []
 
     def make(path: str = "", theme: str = "dark", width: int = 1440, **more: Any) -> Watched:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=theme,
-            reduced_motion="reduce", **more,
-        )  # fmt: skip
-        contexts.append(context)
-        page = context.new_page()
-        watched = Watched(page, context, site.url)
-        context.on("request", lambda request: watched.requests.append(request.url))
-        page.on("pageerror", lambda error: watched.problems.append(f"page error: {error}"))
-        page.on("console", lambda message: note(watched, message))
+        watched = watch(browser, site.url, theme, width, **more)
+        contexts.append(watched.context)
         if path:
             watched.go(path)
         return watched

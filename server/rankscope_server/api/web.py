@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import mimetypes
+import posixpath
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,10 @@ from rankscope_server.problems import not_found
 router = APIRouter(include_in_schema=False)
 IMMUTABLE = "public, max-age=31536000, immutable"
 _IMPORT_MAP = re.compile(r'<script\s+type="importmap"[^>]*>(.*?)</script>', re.DOTALL)
+_STATIC_IMPORT = re.compile(
+    r"""(?:^|;)\s*(?:import|export)\b(?:[^'";()=]*?\bfrom)?\s*['"]([^'"]+)['"]""", re.MULTILINE
+)
+_OVERVIEW = re.compile(r"runs/[^/]+/?")
 _HEAD = re.compile(r"<head(\s[^>]*)?>", re.IGNORECASE)
 _VERSION = "{version}"
 # A worker runs under the policy of its own script: the one that holds the event stream connects.
@@ -44,6 +50,17 @@ class Assets:
         self.directory = directory
         self.version = assets_version(directory)
         self._stamp = _stamp(directory)
+        self._modules: dict[tuple[str, str], list[str]] = {}
+
+    def modules(self, entry: str) -> list[str]:
+        """Return all modules that a module of the folder needs before it runs, itself first."""
+        key = self.version, entry
+        if key not in self._modules:
+            self._modules = {
+                known: self._modules[known] for known in self._modules if known[0] == key[0]
+            }
+            self._modules[key] = modules_of(self.directory, entry)
+        return self._modules[key]
 
     def refresh(self) -> None:
         """Take a new version where a file has changed: developers edit while the server runs."""
@@ -66,6 +83,34 @@ def assets_version(directory: Path | None) -> str:
     for path in _files(directory):
         digest.update(str(path).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def modules_of(directory: Path | None, entry: str) -> list[str]:
+    """Return the paths of a module and of all that it imports, not those that load later."""
+    index = None if directory is None else directory / "index.html"
+    if directory is None or index is None or not index.is_file():
+        return []
+    (text,) = _IMPORT_MAP.findall(index.read_text(encoding="utf-8"))
+    names = json.loads(text)["imports"]
+    found = [entry] if (directory / entry).is_file() else []
+    for path in found:
+        for name in _STATIC_IMPORT.findall((directory / path).read_text(encoding="utf-8")):
+            bare = names.get(name, "").removeprefix(f"./static/{_VERSION}/")
+            to = bare or posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+            if to not in found and (directory / to).is_file():
+                found.append(to)
+    return found
+
+
+def preloads(assets: Assets, path: str) -> str:
+    """Return links to the modules of the first route: a browser finds them level by level."""
+    if assets.directory is None:
+        return ""
+    entries = ["app/main.js"] + ["app/pages/overview.js"] * bool(_OVERVIEW.fullmatch(path))
+    modules = dict.fromkeys(one for entry in entries for one in assets.modules(entry))
+    return "".join(
+        f'<link rel="modulepreload" href="static/{assets.version}/{one}">' for one in modules
+    )
 
 
 def load_page(directory: Path | None, version: str) -> Page:
@@ -122,6 +167,9 @@ def page(request: Request, path: str) -> Response:
     served = load_page(assets.directory, assets.version)
     base = f'<base href="{base_of(path)}">'
     html = _HEAD.sub(lambda match: match.group(0) + base, served.html, count=1)
+    # after the import map: not every browser takes one once a module was asked for
+    links = preloads(assets, path)
+    html = _IMPORT_MAP.sub(lambda match: match.group(0) + links, html, count=1)
     headers = {"Cache-Control": "no-cache", "Content-Security-Policy": policy(served)}
     status = 200 if served.html is not MISSING_PAGE else 503
     return Response(html, status, headers, media_type="text/html; charset=utf-8")
