@@ -45,6 +45,7 @@ from rankscope_server.api.saved import routes as saved
 from rankscope_server.api.security import Guard
 from rankscope_server.api.server import routes as server
 from rankscope_server.api.service import Service, open_service
+from rankscope_server.api.shared_answers import SharedAnswers
 from rankscope_server.api.steps import routes as steps
 from rankscope_server.api.storage import routes as storage
 from rankscope_server.api.timeline import routes as timeline
@@ -98,6 +99,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=GZIP_LEVEL)
+    app.add_middleware(SharedAnswers)
     app.add_middleware(BatchesFirst)
     app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(Guard, settings=settings)  # refuses before anything is read

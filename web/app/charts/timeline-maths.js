@@ -12,6 +12,8 @@
 
 export const NOTHING = 255;
 export const PATH_HEIGHT = 14;
+/** The least size of what is pressed. */
+export const TARGET = 24;
 const AXIS_HEIGHT = 24;
 const LEAST_VIEW = 20; // microseconds
 /** Of slices below a pixel the one shows that is most likely wrong. */
@@ -135,9 +137,9 @@ export function rasterise(columns, lane, view, line, severity, wide = null, room
 
 /** Where each lane stands. @param {number} lanes @returns {Plan} */
 export function planOf(lanes) {
-  const pitch = lanes <= 12 ? 30 : lanes <= 40 ? 23 : lanes <= 80 ? 15 : 10;
-  const flights = pitch >= 23 ? 5 : pitch >= 15 ? 3 : 2;
-  const gap = pitch >= 23 ? 5 : pitch >= 15 ? 3 : 2;
+  const pitch = lanes <= 12 ? 30 : lanes <= 40 ? TARGET : lanes <= 80 ? 15 : 10;
+  const flights = pitch >= TARGET ? 5 : pitch >= 15 ? 3 : 2;
+  const gap = pitch >= TARGET ? 5 : pitch >= 15 ? 3 : 2;
   const top = PATH_HEIGHT + 10;
   const rows = Array.from({ length: lanes }, (_, lane) => ({
     lane,

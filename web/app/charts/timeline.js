@@ -21,6 +21,7 @@ import {
   readView,
   severities,
   sliceAt,
+  TARGET,
   writeView,
   zoomView,
 } from './timeline-maths.js';
@@ -110,7 +111,9 @@ function Gutter({ run, data, plan }) {
           style: { top: `${row.top}px`, height: `${Math.max(14, row.height)}px` },
           title: `Rank ${lane.rank} on ${lane.host}${stage ? `, ${stage}` : ''}${lane.why ? `: ${lane.why}` : ''}`,
         },
-        t.a({ href: runPath(run, 'ranks', String(lane.rank)), class: 'quiet' }, `Rank ${count(lane.rank)}`),
+        plan.pitch < TARGET
+          ? t.span(null, `Rank ${count(lane.rank)}`)
+          : t.a({ href: runPath(run, 'ranks', String(lane.rank)), class: 'quiet' }, `Rank ${count(lane.rank)}`),
         t.span({ class: 'faint' }, lane.state === 'recorded' ? note : lane.state),
       );
     }),
