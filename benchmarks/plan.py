@@ -40,9 +40,9 @@ RANK = Path(__file__).with_name("plan_rank.py")
 DOCUMENT = ROOT / "docs" / "plan.md"
 BEGIN = "<!-- predicted and measured: made by benchmarks/plan.py -->"
 END = "<!-- end of predicted and measured -->"
-LAYERS, LAYER_SECONDS = 8, 0.02  # where time is measured
+LAYERS, LAYER_SECONDS = 8, 0.05  # where time is measured
 DATA = "--device cpu --data-bytes 200000 --log-every 100000".split()
-OF_TIME = f"--layers {LAYERS} --width 192 --heads 4 --context 16 --batch-size 1".split()
+OF_TIME = f"--layers {LAYERS} --width 96 --heads 4 --context 16 --batch-size 1".split()
 OF_MEMORY = "--layers 12 --width 256 --heads 4 --context 64 --batch-size 8".split()
 # Flags of each strategy, and on how many ranks.
 STRATEGIES: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -70,7 +70,11 @@ STRATEGIES: dict[str, tuple[str, tuple[int, ...]]] = {
     "parameter_server": ("--strategy parameter_server --microbatches 2", (2, 3, 4)),
     "2 servers": ("--strategy parameter_server --servers 2 --microbatches 2", (4,)),
 }  # fmt: skip
-CALIBRATIONS = (("ddp 2", 1), ("ddp 4", 1))  # microbatches on one rank: slope and rest
+# Microbatches on one rank: slope and rest, of each kind of program, as FSDP2 and DTensor do work of
+# their own in every layer.
+PROGRAMS = ("ddp", "fsdp", "tensor")
+CALIBRATIONS = tuple((f"{name} {number}", 1) for name in PROGRAMS for number in (2, 4))
+SCHEDULED = ("gpipe", "1f1b", "interleaved", "zero_bubble", "hybrid 2x2x1", "hybrid 1x2x2")
 SENDING = ("gpipe", "1f1b", "interleaved", "zero_bubble", "model_parallel", "pipedream", "ring")
 KEYS = ("kind", "strategy", "ranks")
 
@@ -79,12 +83,14 @@ def flags_of(kind: str, strategy: str, ranks: int) -> list[str]:
     """Return the trainer's arguments."""
     if kind == "link":
         return []
-    if strategy.startswith("ddp ") and kind == "time":
-        own = ["--strategy", "ddp", "--microbatches", strategy.split()[1]]
+    if (strategy, ranks) in CALIBRATIONS:
+        name, number = strategy.split()
+        own = ["--strategy", name, "--microbatches", number]
     else:
         own = STRATEGIES[strategy][0].split()
     flags = [*DATA, *own, *(OF_MEMORY if kind == "memory" else OF_TIME)]
     if kind == "time":
+        flags += ["--microbatches", "4"] * (strategy in SCHEDULED)  # or steps are too long
         # a layer that is cut over ranks takes each of them its share of the time
         layout = layout_of(load(" ".join(flags), ranks), ranks)
         flags += ["--layer-seconds", f"{LAYER_SECONDS / layout.tensor:.6f}"]
@@ -132,7 +138,9 @@ def wanted(kinds: list[str], strategies: list[str], ranks: list[int]) -> Iterato
         yield from (("link", "", number) for number in ranks if number > 1)
     for kind in kinds:
         for name in strategies:
-            yield from ((kind, name, n) for n in STRATEGIES[name][1] if n in ranks)
+            # one rank of a kind of program is its calibration
+            first = 2 if kind == "time" else 1
+            yield from ((kind, name, n) for n in STRATEGIES[name][1] if n in ranks and n >= first)
 
 
 def predicted(row: dict[str, Any], rows: list[dict[str, Any]]) -> float:
@@ -143,10 +151,17 @@ def predicted(row: dict[str, Any], rows: list[dict[str, Any]]) -> float:
     machine = Machine(nodes=1, devices=ranks, memory_bytes=0.0, reserved_bytes=0.0)
     if kind == "memory":
         return memory_of(model, layout, machine, settings.optimizer).total
-    machine = calibrated(machine, model, layout, rows, link_name(name))
+    machine = calibrated(machine, model, program_of(layout), rows, link_name(name))
     took = step_time(evened(model), layout, machine, settings.optimizer)
     assert took is not None
     return took.total
+
+
+def program_of(layout: Layout) -> str:
+    """Return which calibration is of the same kind of program."""
+    if layout.tensor > 1:
+        return "tensor"
+    return "fsdp" if layout.shard == 3 else "ddp"
 
 
 def link_name(strategy: str) -> str:
@@ -165,7 +180,7 @@ def evened(model: Model) -> Model:
 
 
 def calibrated(
-    machine: Machine, model: Model, layout: Layout, rows: list[dict[str, Any]], link: str
+    machine: Machine, model: Model, program: str, rows: list[dict[str, Any]], link: str
 ) -> Machine:
     """Return the machine with the rates that one rank had, and the link of so many ranks.
 
@@ -173,7 +188,7 @@ def calibrated(
     not.
     """
     by_key = {tuple(row[key] for key in KEYS): row for row in rows}
-    few, many = (by_key["time", name, ranks]["seconds"] for name, ranks in CALIBRATIONS)
+    few, many = (by_key["time", f"{program} {number}", 1]["seconds"] for number in (2, 4))
     each = (many - few) / 2  # of a microbatch
     update = few - 2 * each
     shared = max(1.0, machine.devices / (os.cpu_count() or 1))
@@ -204,7 +219,12 @@ def fitted(by_size: dict[str, float], operation: str, ranks: int) -> Link:
 def errors_of(kind: str, rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], float, float]]:
     """Return the rows of a kind, each with what was measured and what is predicted."""
     value = "bytes" if kind == "memory" else "seconds"
-    known = [row for row in rows if row["kind"] == kind and row["strategy"] in STRATEGIES]
+    first = 2 if kind == "time" else 1
+    known = [
+        row
+        for row in rows
+        if row["kind"] == kind and row["strategy"] in STRATEGIES and row["ranks"] >= first
+    ]
     order = list(STRATEGIES)
     known.sort(key=lambda row: (order.index(row["strategy"]), row["ranks"]))
     return [(row, row[value], predicted(row, rows)) for row in known]
