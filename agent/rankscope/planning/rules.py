@@ -27,6 +27,10 @@ class Rule:
 
 def rules() -> list[Rule]:
     """Return all of them; the numbers of the examples come from the same functions as a plan."""
+    return [*_of_models(), *_of_messages()]
+
+
+def _of_models() -> list[Rule]:
     model = KNOWN_MODELS["llama2-7b"][0].model("llama2-7b", PRECISIONS["bf16"])
     parameters = model.parameters
     whole = 34 * 4096 * 4096
@@ -54,6 +58,11 @@ def rules() -> list[Rule]:
             f"{training_flops(parameters, 4e6):.3g} FLOPs",
             "Kaplan et al. 2020, arXiv 2001.08361, section 2.1",
         ),
+    ]
+
+
+def _of_messages() -> list[Rule]:
+    return [
         Rule(
             "ring all_reduce",
             "each rank sends 2 (N - 1) / N of the size, in 2 (N - 1) hops",
