@@ -178,7 +178,7 @@ def measure_map(browser: Browser) -> Values:
         with TestClient(create_app(chosen), base_url="http://127.0.0.1:8787") as client:
             one_bad_cell.register(client, options.ranks)
         one_bad_cell.fill(folder, options, rank=411, step=5_000)
-        with serving(Path(folder), "--look-seconds", "3600") as url:
+        with serving(Path(folder)) as url:
             page = browser.new_page(viewport={"width": 1440, "height": 1200})
             page.goto(f"{url}/runs/{one_bad_cell.RUN}/ranks")
             page.locator(".plotregion canvas").first.wait_for()

@@ -54,7 +54,7 @@ def pages_of_run(url: str, run: str) -> Iterator[tuple[str, str]]:
     yield "ranks", f"runs/{run}/ranks"
     yield "rank", f"runs/{run}/ranks/0"
     newest = ask(url, f"runs/{run}")["run"]["step"]
-    yield "step", f"runs/{run}/steps" + (f"/{max(1, newest - 10)}" if newest else "")
+    yield "step", f"runs/{run}/steps" + (f"/{max(1, newest - 2)}" if newest else "")
     parts = ("collectives", "parallelism", "cost", "resources", "hang", "errors", "logs",
              "environment", "machines", "agent")  # fmt: skip
     for name in parts:
