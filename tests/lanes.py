@@ -188,8 +188,10 @@ def _use_postgres(items: list[pytest.Item]) -> bool:
     """Return whether any of them shares the server of PostgreSQL."""
     if capabilities.lacks("postgres"):
         return False
-    kinds = (getattr(item, "callspec", None) for item in items)
-    return any(postgres.KIND in kind.params.values() for kind in kinds if kind is not None) or any(
+    calls = [item.callspec for item in items if hasattr(item, "callspec")]
+    values = (value for call in calls for value in call.params.values())
+    # a value may be an array, which is equal to nothing but an array
+    return any(isinstance(value, str) and value == postgres.KIND for value in values) or any(
         "postgres" in getattr(item, "fixturenames", ()) for item in items
     )
 
