@@ -334,6 +334,7 @@ class StepTable:
         self.dropped_steps += count
         self.clean_columns = max(0, self.clean_columns - count)
         self._hidden_columns = kept
+        self._noted.clear()
 
     def _usual_times(self, count: int) -> NDArray[np.float64]:
         """Return how long the first steps of the table took, ms; special ones are not known."""
