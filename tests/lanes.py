@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -54,7 +53,6 @@ _PLAIN_LIMIT_S = 1200.0  # the limit of all tests is too short for those that le
 _NUM_QUIET = 2
 _UNKNOWN_S = 0.05  # of a test that is not in the file
 _REMEMBERED_S = 1.0
-_LONG_S = 2.0
 _OF_REAL_PROCESSES = ("multiproc", "quiet", "alone", "browser", "laboratory")
 LEFT_OUT = "long, and the time was over"
 _SILENT = ("terminalreporter", "outcomes")  # plugins that hear of each test in the parent
@@ -118,7 +116,7 @@ def is_long(item: pytest.Item, took: dict[str, float]) -> bool:
     if item.get_closest_marker("core"):
         return False
     is_run = any(map(item.get_closest_marker, _OF_REAL_PROCESSES))
-    return is_run or took.get(item.nodeid, 0.0) >= _LONG_S
+    return is_run or took.get(item.nodeid, 0.0) >= _REMEMBERED_S
 
 
 def seconds() -> dict[str, float]:
@@ -338,14 +336,19 @@ class Lanes:
         )
 
     def _report_left_out(self, session: Session) -> None:
-        for unit in itertools.chain.from_iterable(self._waiting.values()):
-            for item in (session.items[place] for place in unit.items):
-                path, line, _ = item.location
-                report = TestReport(
-                    item.nodeid, item.location, {}, "skipped",
-                    (path, line or 0, f"Skipped: {LEFT_OUT}"), "setup",
-                )  # fmt: skip
-                self._config.hook.pytest_runtest_logreport(report=report)
+        """Say of what is left out that it was, to all but the terminal: there a number does."""
+        plugins = self._config.pluginmanager
+        terminal = plugins.getplugin("terminalreporter")
+        report_to = plugins.subset_hook_caller("pytest_runtest_logreport", {terminal} - {None})
+        left = [
+            place for waiting in self._waiting.values() for unit in waiting for place in unit.items
+        ]
+        for item in (session.items[place] for place in left):
+            path, line, _ = item.location
+            why = (path, line or 0, f"Skipped: {LEFT_OUT}")
+            report_to(report=TestReport(item.nodeid, item.location, {}, "skipped", why, "setup"))
+        if left and terminal is not None:
+            terminal.write_line(f"\n{len(left)} tests left out: {LEFT_OUT}")
 
     def _report_death(self, session: Session, lane: Lane) -> None:
         """Fail the test that a process died in, and give what it had not begun to another."""
