@@ -113,7 +113,7 @@ def is_long(item: pytest.Item, took: dict[str, float]) -> bool:
 
     That is what starts real processes and what took long, but for what is marked `core`.
     """
-    if item.get_closest_marker("core"):
+    if item.get_closest_marker("core") or item.get_closest_marker("quick"):
         return False
     is_run = any(map(item.get_closest_marker, _OF_REAL_PROCESSES))
     return is_run or took.get(item.nodeid, 0.0) >= _REMEMBERED_S
