@@ -34,7 +34,7 @@ demo: $(READY) ## train on 4 ranks, slow one of them, show who it was (DEMO="--f
 test: $(STAMP) system-packages ## all checks and tests, of long ones a part (TESTS="tests/agent -k ring" for some)
 	$(BIN)/python -m tests.run $(RUN) test $(TESTS)
 
-test-all: $(STAMP) system-packages ## the same, however long it takes; goes on where it was stopped
+test-all: $(STAMP) system-packages ## the same, however long it takes; resumes where it was stopped
 	$(BIN)/python -m tests.run all
 
 # No run but one, none that needs a browser, a laboratory or root.

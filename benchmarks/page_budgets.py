@@ -5,7 +5,7 @@
 
 Each topic starts servers of its own and real Chromium; CPU is that of the renderer's main thread
 (tasks: script, style, layout, recording of the canvas), read over the DevTools protocol, less what
-idle keys cost. Goes on where it was stopped; results are in benchmarks/results/page_budgets.jsonl,
+idle keys cost. Resumes where it was stopped; results are in benchmarks/results/page_budgets.jsonl,
 the table is written to docs/pages.md. Exit code 1 where a budget is not held.
 
 - tunnel: the overview of a run of 1,024 ranks, cold, through a tunnel of 40 ms and 50 Mbit/s

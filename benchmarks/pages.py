@@ -9,7 +9,7 @@ server that does not answer; pages that are of no single run with all of these r
 and without an answer. All through a proxy under a prefix of the path that the server does not know.
 Of each: no error on the console, no request that leaves the origin, a strict policy, no violation
 of the rules of accessibility (WCAG 2.2 A and AA), nothing wider than the window at 420 and 1440 px.
-Goes on where it was stopped; results are in benchmarks/results/pages.jsonl, the table is written
+Resumes where it was stopped; results are in benchmarks/results/pages.jsonl, the table is written
 to docs/pages.md. Exit code 1 if anything was found.
 """
 
@@ -47,7 +47,7 @@ RANKS = (1, 4, 1_024, 8_192)
 STATES = ("live", "ended", "imported", "empty", "partial", "offline")
 STATES_OF_ALL = ("live", "empty", "offline")  # of pages that are of no single run
 WIDTHS = (420, 1440)
-PREFIX = "/user/somebody/proxy/8787"
+PREFIX = "/user/ana/proxy/8787"
 STEPS = {1: 200, 4: 200, 1_024: 40, 8_192: 12}
 CALLS = 6  # of each rank of an imported run
 MEMBERS = 64  # of a group in one: a dump names all of them

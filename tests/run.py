@@ -9,7 +9,7 @@ The checks run beside the tests, which several processes share (`tests/lanes.py`
     python -m tests.run --fresh test             and the first command in a bare system
 
 `test` takes a quarter of an hour on two processors: of what is long (tests/lanes.py) it runs a part
-that each commit draws anew, and says how much it left out. `all` goes on where it was stopped at
+that each commit draws anew, and says how much it left out. `all` resumes where it was stopped at
 the same state of the code, and writes what became of it to tests/all.json, which is committed.
 
 Where a few tests failed, those run once more, alone. One that passes then counts as passed and is
