@@ -19,6 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _MAX_REMEMBERED = 64  # calls of a chunk
 _MAX_KNOWN = 2_048  # chunks
 _SAMPLE = 256  # events in which nearly always every distinct call of a chunk is seen
+_SAMPLE_OF_PART = 64  # the same of each of several chunks: a few steps
 
 
 class CallShape(NamedTuple):
@@ -55,11 +56,13 @@ _known: dict[Hashable, tuple[CallShape, ...]] = {}
 _FACTORS = np.array([secrets.randbits(63) | 1 for _ in CallShape._fields], np.uint64).view(np.int64)
 
 
-def shapes_of(columns: Mapping[str, Column], same: Collection[str] = ()) -> ShapedCalls:
-    """Return the distinct calls of one decoded chunk of collectives.
+def shapes_of(
+    columns: Mapping[str, Column], same: Collection[str] = (), begins: Array | None = None
+) -> ShapedCalls:
+    """Return the distinct calls of one decoded chunk of collectives, or of several.
 
     Of columns that are left out each event has an empty word or -1. `same` names columns that are
-    known to hold one value.
+    known to hold one value, `begins` says where each of several chunks begins.
     """
     columns = {
         name: Words.of(column) if isinstance(column, list) else column
@@ -71,7 +74,7 @@ def shapes_of(columns: Mapping[str, Column], same: Collection[str] = ()) -> Shap
     for name, factor in zip(CallShape._fields, _FACTORS, strict=True):
         if name in columns and name not in same:
             keys += _numbers_of(columns[name]) * factor
-    distinct, codes = _coded(keys)
+    distinct, codes = _coded(keys, begins)
     if len(distinct) > _MAX_REMEMBERED:
         return ShapedCalls(codes, _read(columns, distinct, codes))
     meaning = [_meaning(columns.get(name), name in same) for name in CallShape._fields]
@@ -114,9 +117,14 @@ def _values_of(name: str, column: Column | None, events: Array) -> list[Any]:
     return [coded.words[code] for code in coded.codes[events].tolist()]
 
 
-def _coded(keys: Array) -> tuple[Array, Array]:
+def _coded(keys: Array, begins: Array | None) -> tuple[Array, Array]:
     """Return the distinct keys in order, and the place of each key among them."""
-    distinct = sorted_distinct(keys[:_SAMPLE])
+    if begins is None or len(begins) == 1:
+        sample = keys[:_SAMPLE]
+    else:
+        places = (begins[:, None] + np.arange(_SAMPLE_OF_PART)).reshape(-1)
+        sample = keys[np.minimum(places, len(keys) - 1)]
+    distinct = sorted_distinct(sample)
     codes = np.minimum(np.searchsorted(distinct, keys), len(distinct) - 1)
     if not np.array_equal(distinct[codes], keys):  # some come later only
         distinct, codes = np.unique(keys, return_inverse=True)

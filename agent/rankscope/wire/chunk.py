@@ -141,23 +141,40 @@ class Decoded:
     floats: dict[str, Array]  # float32
     ranks: Array | None  # of each event; None where a chunk is of one rank, and does not say whose
 
-    def columns(self) -> dict[str, Column]:
-        """Return all of them by name; of chunks that have their lists of words in common."""
-        return self._of(slice(None), self.words[0])
+    def columns(self, words: Mapping[str, Words]) -> dict[str, Column]:
+        """Return all of them by name; `words` are `words_in_common`."""
+        found: dict[str, Column] = {name: self.numbers[row] for name, row in self.rows.items()}
+        found |= {**words, **self.floats}
+        return found if self.ranks is None else found | {RANK: self.ranks}
 
     def part(self, number: int) -> dict[str, Column]:
         """Return those of one chunk."""
         begin, *after = self.begins[number : number + 2].tolist()
-        end = after[0] if after else None
-        return self._of(slice(begin, end), self.words[number])
-
-    def _of(self, events: slice, words: dict[str, list[str]]) -> dict[str, Column]:
+        events = slice(begin, after[0] if after else None)
         numbers = self.numbers[:, events]
         found: dict[str, Column] = {name: numbers[row] for name, row in self.rows.items()}
-        for name, of_column in words.items():
+        for name, of_column in self.words[number].items():
             found[name] = Words(numbers[self.rows[name]], of_column)
         found |= {name: values[events] for name, values in self.floats.items()}
         return found if self.ranks is None else found | {RANK: self.ranks[events]}
+
+    def words_in_common(self) -> dict[str, Words]:
+        """Return the columns of words, each with one list of words for all chunks.
+
+        Where all chunks have the same list it is that of the first.
+        """
+        found = {}
+        for name, first in self.words[0].items():
+            codes, lists = self.numbers[self.rows[name]], [known[name] for known in self.words]
+            if all(one is first or one == first for one in lists):
+                found[name] = Words(codes, first)
+                continue
+            places: dict[str, int] = {}
+            united = [places.setdefault(word, len(places)) for one in lists for word in one]
+            starts = np.cumsum([0, *map(len, lists[:-1])])
+            counts = np.diff(self.begins, append=len(codes))
+            found[name] = Words(np.array(united)[codes + np.repeat(starts, counts)], list(places))
+        return found
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -234,8 +251,8 @@ class OpenChunk:
 
     @property
     def form(self) -> Hashable:
-        """Return what chunks have alike that are decoded together, with their words in common."""
-        return self.layout, bool(self.ranks), bytes(self.header.words)
+        """Return what chunks have alike that are decoded together."""
+        return self.layout, bool(self.ranks)
 
     @property
     def ranks(self) -> list[int]:
@@ -483,7 +500,7 @@ def _decode_some(
     """Return the columns of each chunk. Raises ChunkError where one of them is malformed."""
     places: dict[Hashable, list[int]] = {}
     for place, chunk in enumerate(opened):
-        places.setdefault((chunk.layout, bool(chunk.ranks)), []).append(place)
+        places.setdefault(chunk.form, []).append(place)
     found: list[dict[str, Column]] = [{} for _ in opened]
     for alike in places.values():
         decoded = decode_alike([opened[place] for place in alike])

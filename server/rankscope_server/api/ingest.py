@@ -15,11 +15,11 @@ from rankscope_server.api.access.sending import check_sender, claim
 from rankscope_server.api.bodies import read_body
 from rankscope_server.api.replies import documented
 from rankscope_server.api.service import Service, service_of
-from rankscope_server.ingest.batch import ValidatedBatch, validate_batch
+from rankscope_server.ingest.batch import ValidatedBatch
 from rankscope_server.ingest.records import Refused
 from rankscope_server.problems import Problem, request_id
-from rankscope_server.store.batches import Stored, pack_journal, store_batch
-from rankscope_server.store.deletion import Deleted, find_deletion, gone
+from rankscope_server.store.batches import Stored, store_batch
+from rankscope_server.store.deletion import Deleted, deletion_in, gone
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.locks import of_run
 from rankscope_server.store.unit import Unit
@@ -103,13 +103,17 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
     """Validate a body and store it; return once it is durable. Raises Problem."""
     encoding = request.headers.get("content-encoding", "")
     takes_commands = COMMANDS_HEADER in request.headers
-    batch, journal = await asyncio.get_running_loop().run_in_executor(
-        service.validating, validate, service, body, encoding, takes_commands
-    )
+    try:
+        batch, journal = await asyncio.wrap_future(
+            service.validator.submit(body, encoding, takes_commands=takes_commands)
+        )
+    except Problem:
+        service.counters.rejected.inc()
+        raise
     await check_sender(request, batch.run_id)
 
     def work(unit: Unit) -> Stored | Deleted:
-        if (deleted := find_deletion(unit.connection, batch.run_id)) is not None:
+        if (deleted := deletion_in(unit, batch.run_id)) is not None:
             return deleted
         claim(request, unit, batch.run_id)
         return store_batch(unit, batch, journal)
@@ -132,19 +136,6 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
         service.counters.rejected.inc()
         raise gone(stored)
     return batch, stored
-
-
-def validate(
-    service: Service, body: bytes, encoding: str, takes_commands: bool
-) -> tuple[ValidatedBatch, bytes | None]:
-    """Return the batch and its journal. Raises Problem where it is not a batch at all."""
-    most = service.settings.max_unpacked_bytes
-    try:
-        batch = validate_batch(body, encoding, most, takes_commands)
-    except Problem:
-        service.counters.rejected.inc()
-        raise
-    return batch, pack_journal(batch.records)
 
 
 def num_events(batch: ValidatedBatch) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -20,6 +19,7 @@ from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
 from rankscope_server.api.neighbours import Parts, joined
+from rankscope_server.api.validating import Validator
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.intake import Intake
 from rankscope_server.limits import Buckets
@@ -53,7 +53,7 @@ class Service:
     door: Door
     tries: Tries
     issuer: Issuer | None  # to sign in with
-    validating: ThreadPoolExecutor
+    validator: Validator
     begun: Buckets = field(default_factory=Buckets)  # sign-ins with the issuer, by address
     event_quota: Quota = field(default_factory=lambda: Quota("events"))
 
@@ -113,10 +113,9 @@ def open_service(settings: Settings) -> Iterator[Service]:
         if isinstance(leases, SharedLeases):
             parts = Parts(writer, broker, analysis, retention, alerts)
             stack.enter_context(joined(url, leases, parts))
-        # One batch at a time: more threads would only take the interpreter from each other. And no
-        # thread of the web framework: to come and go costs as much there as to check a batch.
-        validating = ThreadPoolExecutor(1, "rankscope-validate")
-        stack.callback(validating.shutdown)
+        validator = Validator(settings.max_unpacked_bytes, lambda: intake.num_batches)
+        validator.start()
+        stack.callback(validator.close)
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
             disk, retention, alerts,
@@ -124,7 +123,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
                 settings.token, reader, is_shut=settings.has_other_doors,
                 mark=issuer.mark if issuer is not None else "",
             ),
-            Tries(), issuer, validating,
+            Tries(), issuer, validator,
         )  # fmt: skip
 
 

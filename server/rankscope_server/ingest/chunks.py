@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from rankscope.wire.schema import (
     Chunk,
 )
 from rankscope_server.call_shapes import ShapedCalls, shapes_of
-from rankscope_server.ingest.operations import CallDurations, durations_of
+from rankscope_server.ingest.operations import MAX_SIZES, CallDurations, durations_of
 from rankscope_server.ingest.records import (
     MAX_STEP,
     MAX_TIME_NS,
@@ -41,6 +41,7 @@ from rankscope_server.ingest.records import (
 from rankscope_server.ingest.step_metrics import BLOCK_STEPS, MAX_BLOCKS_PER_CHUNK, metrics_of_steps
 
 MAX_EVENTS_PER_BATCH = 2_000_000  # a quarter of a gigabyte when decoded
+_EVENTS_AT_ONCE = 1 << 15
 _WORD_LENGTHS = {"group": 256, "call_site": 4_096, "cgroup": 4_096, "device": 256,
                  "interface": 256, "port": 256}  # fmt: skip
 _WORD_LENGTH = 64  # of the others
@@ -103,55 +104,92 @@ class ValidatedChunk:
         return [RankSpan(*row) for row in rows]
 
 
+class _ApartError(Exception):
+    """Chunks that have to be validated each for itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A chunk that was unpacked, with its place in the batch."""
+    """A chunk that was unpacked, with its place: its batch, and where in that."""
 
-    index: int
+    place: tuple[int, int]
     chunk: Chunk
     opened: OpenChunk
 
 
-def validate_chunks(raw: list[msgspec.Raw]) -> tuple[list[ValidatedChunk], list[Refused]]:
-    """Return the chunks that can be stored and the refused ones with the reason.
+class ReadChunks:
+    """The chunks of one batch, not unpacked yet; what is none is refused already."""
 
-    Chunks of one form, as ranks of a node send them, are validated together.
+    def __init__(self, raw: Sequence[msgspec.Raw], run_id: str = "") -> None:
+        self.run_id = run_id
+        self.num_events = 0
+        self.chunks: list[tuple[int, Chunk]] = []  # with their places in the batch
+        self.refused: list[Refused] = []
+        for index, data in enumerate(raw):
+            kind: str | None = None
+            try:
+                chunk = _decode(data)
+                kind = chunk.kind
+                self.num_events += chunk_count(chunk.data)
+                if self.num_events > MAX_EVENTS_PER_BATCH:
+                    raise RefusalError(
+                        "chunks", f"the batch holds more than {MAX_EVENTS_PER_BATCH} events",
+                        "send smaller batches",
+                    )  # fmt: skip
+                self.chunks.append((index, chunk))
+            except Exception as error:  # noqa: BLE001 - what is not a refusal is raised again
+                self.refused.append(_refusal(index, kind, error))
+
+
+def validate_chunks(
+    batches: Sequence[ReadChunks],
+) -> list[tuple[list[ValidatedChunk], list[Refused]]]:
+    """Return of each batch the chunks that can be stored, and the refused ones with the reason.
+
+    Chunks of one form, as ranks of a job send them, are validated together.
     """
-    refused: list[Refused] = []
-    alike: dict[Hashable, list[_Part]] = {}
-    events = 0
-    for index, data in enumerate(raw):
-        kind: str | None = None
-        try:
-            chunk = _decode(data)
-            kind = chunk.kind
-            events += chunk_count(chunk.data)
-            if events > MAX_EVENTS_PER_BATCH:
-                raise RefusalError(
-                    "chunks", f"the batch holds more than {MAX_EVENTS_PER_BATCH} events",
-                    "send smaller batches",
-                )  # fmt: skip
-            opened = _open(chunk)
-            alike.setdefault((kind, opened.form), []).append(_Part(index, chunk, opened))
-        except Exception as error:  # noqa: BLE001 - what is not a refusal is raised again
-            refused.append(_refusal(index, kind, error))
-    valid: dict[int, ValidatedChunk] = {}
-    for parts in alike.values():
+    valid: dict[tuple[int, int], ValidatedChunk] = {}
+    for parts in _alike(batches):
         try:
             valid |= _validated(parts)
-        except (RefusalError, ChunkError):  # one of them: each for itself
+        except (RefusalError, ChunkError, _ApartError):  # one of them: each for itself
             for part in parts:
                 try:
                     valid |= _validated([part])
                 except (RefusalError, ChunkError) as error:
-                    refused.append(_refusal(part.index, part.chunk.kind, error))
-    refused.sort(key=lambda one: one.index)
-    return [valid[index] for index in sorted(valid)], refused
+                    at, index = part.place
+                    batches[at].refused.append(_refusal(index, part.chunk.kind, error))
+    found = []
+    for number, batch in enumerate(batches):
+        batch.refused.sort(key=lambda one: one.index)
+        places = [(number, index) for index, _ in batch.chunks]
+        found.append(([valid[place] for place in places if place in valid], batch.refused))
+    return found
+
+
+def _alike(batches: Sequence[ReadChunks]) -> Iterator[list[_Part]]:
+    """Yield chunks of one form and run, some at a time, that stay near the processor."""
+    waiting: dict[Hashable, list[_Part]] = {}
+    num_events: dict[Hashable, int] = {}
+    for number, batch in enumerate(batches):
+        for index, chunk in batch.chunks:
+            try:
+                opened = _open(chunk)
+            except Exception as error:  # noqa: BLE001 - what is not a refusal is raised again
+                batch.refused.append(_refusal(index, chunk.kind, error))
+                continue
+            key = (batch.run_id, chunk.attempt, chunk.kind, opened.form)
+            waiting.setdefault(key, []).append(_Part((number, index), chunk, opened))
+            num_events[key] = num_events.get(key, 0) + opened.count
+            if num_events[key] >= _EVENTS_AT_ONCE:
+                num_events[key] = 0
+                yield waiting.pop(key)
+    yield from waiting.values()
 
 
 def validate_chunk(chunk: Chunk) -> ValidatedChunk:
     """Return the chunk fit for storing. Raises RefusalError, ChunkError."""
-    return _validated([_Part(0, chunk, _open(chunk))])[0]
+    return _validated([_Part((0, 0), chunk, _open(chunk))])[0, 0]
 
 
 def _open(chunk: Chunk) -> OpenChunk:
@@ -181,21 +219,24 @@ def _check_ranks(chunk: Chunk, ranks: list[int]) -> None:
     _within("rank", ranks[-1], 0, MAX_RANK)
 
 
-def _validated(parts: list[_Part]) -> dict[int, ValidatedChunk]:
-    """Return chunks of one kind and form, by their place in the batch.
+def _validated(parts: list[_Part]) -> dict[tuple[int, int], ValidatedChunk]:
+    """Return chunks of one run, attempt, kind and form, by their place.
 
-    Raises RefusalError, ChunkError where one of them is not fit.
+    Raises RefusalError, ChunkError where one of them is not fit, _ApartError where they cannot be
+    validated together.
     """
     kind = parts[0].chunk.kind
     decoded = decode_alike([part.opened for part in parts])
     names = tuple(decoded.rows)
-    words = decoded.words[0]  # of one form, they have the same
-    _check_columns(kind, names, tuple(words), tuple(decoded.floats))
-    _check_words(words)
-    columns = decoded.columns()
-    for name in CHUNK_COLUMNS[kind]:
-        if name not in columns:  # of LATER_COLUMNS
-            columns[name] = np.full(decoded.numbers.shape[1], -1)
+    _check_columns(kind, names, tuple(decoded.words[0]), tuple(decoded.floats))
+    words = decoded.words_in_common()
+    _check_words({name: column.words for name, column in words.items()})
+    columns = decoded.columns(words)
+    later = {
+        name: np.full(decoded.numbers.shape[1], -1)
+        for name in CHUNK_COLUMNS[kind]
+        if name not in columns  # of LATER_COLUMNS
+    }
     limits = _limits(kind, names)
     rows = list(decoded.rows.values())
     lowest, highest = decoded.lowest[rows], decoded.highest[rows]
@@ -206,10 +247,20 @@ def _validated(parts: list[_Part]) -> dict[int, ValidatedChunk]:
         _within(names[row], int(lowest[row].min()), *bounds)
         _within(names[row], int(highest[row].max()), *bounds)
     ranges = dict(zip(names, zip(lowest, highest, strict=True), strict=True))
-    wanted = {name: columns[name] for name in CHUNK_COLUMNS[kind]}
-    if decoded.ranks is not None:
-        wanted[RANK] = decoded.ranks
-    return _with_rollups(parts, decoded.begins, wanted, ranges)
+    # of several lists of words a number means several of them
+    mixed = {name for name, known in decoded.words[0].items() if words[name].words is not known}
+    rollups = _rollups_of(kind, columns | later, ranges, decoded.begins, mixed)
+    wanted = [*CHUNK_COLUMNS[kind], *([] if decoded.ranks is None else [RANK])]
+    ends = [*decoded.begins.tolist()[1:], decoded.numbers.shape[1]]
+    found = {}
+    for number, (part, begin, end) in enumerate(
+        zip(parts, decoded.begins.tolist(), ends, strict=True)
+    ):
+        events = slice(begin, end)
+        mine = decoded.part(number) | {name: column[events] for name, column in later.items()}
+        wanted_columns = {name: mine[name] for name in wanted}
+        found[part.place] = rollups.of(number, part, events, wanted_columns)
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -263,62 +314,69 @@ def _limits(kind: str, names: tuple[str, ...]) -> _Limits:
     return _Limits(least[:, None], most[:, None])
 
 
-def _with_rollups(
-    parts: list[_Part], begins: Array, columns: dict[str, Column],
-    ranges: dict[str, tuple[Array, Array]],
-) -> dict[int, ValidatedChunk]:  # fmt: skip
-    """Return the chunks with what their rollups need; `ranges` are the extremes of each chunk."""
-    kind = parts[0].chunk.kind
+@dataclass(frozen=True, slots=True)
+class _Rollups:
+    """What rollups need of some chunks together; lists have an entry for each chunk."""
+
+    times_ns: list[tuple[int, int]]
+    steps: list[tuple[int, int]]
+    longest_ns: list[int]
+    values: dict[str, Array] | None = None
+    calls: ShapedCalls | None = None
+    durations: CallDurations | None = None
+
+    def of(
+        self, number: int, part: _Part, events: slice, columns: dict[str, Column]
+    ) -> ValidatedChunk:
+        """Return one of the chunks with what its rollups need."""
+        (time_lo, time_hi), (step_lo, step_hi) = self.times_ns[number], self.steps[number]
+        chunk = msgspec.structs.replace(
+            part.chunk, time_lo_ns=time_lo, time_hi_ns=time_hi, step_lo=step_lo, step_hi=step_hi
+        )
+        return ValidatedChunk(
+            chunk,
+            columns,
+            self.longest_ns[number],
+            ranks=part.opened.ranks or [chunk.rank],
+            begins=np.cumsum([0, *part.opened.counts[:-1]]),
+            steps=np.asarray(columns["step"]) if self.values is not None else None,
+            values=self.values and {name: cells[events] for name, cells in self.values.items()},
+            calls=self.calls and self.calls.part(events),
+            durations=self.durations and self.durations.part(events),
+        )
+
+
+def _rollups_of(
+    kind: str, columns: dict[str, Column], ranges: dict[str, tuple[Array, Array]], begins: Array,
+    mixed: set[str],
+) -> _Rollups:  # fmt: skip
+    """Return what rollups need; `ranges` are the extremes of each chunk, not of columns `mixed`.
+
+    Raises RefusalError for steps that are none, _ApartError where one chunk changes another's.
+    """
+    num = len(begins)
     times_lo, times_hi = ranges[_TIME_COLUMNS[kind]]
-    longest = np.full(len(parts), -1)
+    longest = np.full(num, -1)
     if "duration_ns" in columns:
         ends = np.asarray(columns[_TIME_COLUMNS[kind]]) + np.asarray(columns["duration_ns"])
         times_hi = np.maximum(times_hi, np.maximum.reduceat(ends, begins))
         longest = np.maximum(ranges["duration_ns"][1], 0)
-    steps_lo, steps_hi = ranges["step"] if "step" in columns else (np.zeros(len(parts), int),) * 2
-    rollups = _Rollups()
+    steps_lo, steps_hi = ranges["step"] if "step" in columns else (np.zeros(num, int),) * 2
+    values = calls = durations = None
     if kind == "collectives":
         same = {name for name, (low, high) in ranges.items() if low.min() == high.max()}
-        rollups.calls = shapes_of(columns, same)
-        rollups.durations = durations_of(columns, rollups.calls)
+        calls = shapes_of(columns, same - mixed, begins)
+        if num > 1 and len({shape.size_bytes for shape in calls.shapes}) > MAX_SIZES:
+            raise _ApartError  # they would be put into doublings, however few one has
+        durations = durations_of(columns, calls)
     elif kind == "steps":
         _check_steps(np.asarray(columns["step"]), begins, steps_lo, steps_hi)
-        rollups.values = metrics_of_steps(columns)
-    ends_of = [*begins.tolist()[1:], len(next(iter(columns.values())))]
-    numbers = zip(*(
-        array.tolist()
-        for array in (times_lo, np.minimum(times_hi, MAX_TIME_NS), steps_lo, steps_hi, longest)
-    ), strict=True)  # fmt: skip
-    found = {}
-    for part, begin, end, (time_lo, time_hi, step_lo, step_hi, longest_ns) in zip(
-        parts, begins.tolist(), ends_of, numbers, strict=True
-    ):
-        events = slice(begin, end)
-        chunk = msgspec.structs.replace(
-            part.chunk, time_lo_ns=time_lo, time_hi_ns=time_hi, step_lo=step_lo, step_hi=step_hi
-        )
-        mine = {name: column[events] for name, column in columns.items()}
-        found[part.index] = ValidatedChunk(
-            chunk,
-            mine,
-            longest_ns,
-            ranks=part.opened.ranks or [chunk.rank],
-            begins=np.cumsum([0, *part.opened.counts[:-1]]),
-            steps=np.asarray(mine["step"]) if rollups.values is not None else None,
-            values=rollups.values and {n: cells[events] for n, cells in rollups.values.items()},
-            calls=rollups.calls and rollups.calls.part(events),
-            durations=rollups.durations and rollups.durations.part(events),
-        )
-    return found
-
-
-@dataclass(slots=True)
-class _Rollups:
-    """What rollups need of some chunks together."""
-
-    values: dict[str, Array] | None = None
-    calls: ShapedCalls | None = None
-    durations: CallDurations | None = None
+        values = metrics_of_steps(columns)
+    return _Rollups(
+        list(zip(times_lo.tolist(), np.minimum(times_hi, MAX_TIME_NS).tolist(), strict=True)),
+        list(zip(steps_lo.tolist(), steps_hi.tolist(), strict=True)),
+        longest.tolist(), values, calls, durations,
+    )  # fmt: skip
 
 
 def _check_steps(steps: Array, begins: Array, steps_lo: Array, steps_hi: Array) -> None:

@@ -102,6 +102,11 @@ class Intake:
         """Return the bytes under way."""
         return self._num_bytes
 
+    @property
+    def num_batches(self) -> int:
+        """Return the batches under way."""
+        return len(self._under_way)
+
     @contextmanager
     def under_way(self, num_bytes: int) -> Iterator[Waiting]:
         """Count a batch while it is worked on."""

@@ -215,7 +215,8 @@ def clean_text(name: str, text: str) -> str:
 
 def _clean_list(name: str, values: list[Any]) -> list[Any]:
     if name == "ranks":
-        if len(values) > MAX_RANK or any(not 0 <= value < MAX_RANK for value in values):
+        is_wrong = len(values) > MAX_RANK or min(values, default=0) < 0
+        if is_wrong or max(values, default=0) >= MAX_RANK:
             raise RefusalError(name, "holds what is not a rank", f"use 0 to {MAX_RANK}")
         return values
     if len(values) > _MAX_ENTRIES:

@@ -23,11 +23,6 @@ from rankscope_server.store.unit import Unit
 # Not in the journal of a batch: logs are stored in their blocks, of states only the newest counts.
 _NOT_JOURNALLED = frozenset({schema.LogLine, schema.RankState})
 _encode = msgspec.msgpack.Encoder().encode
-# Built once: to build a statement costs more than to run it.
-_SELECT_BATCH = sa.select(tables.batch.c.id).where(
-    tables.batch.c.producer_id == sa.bindparam("producer_id"),
-    tables.batch.c.sequence == sa.bindparam("sequence"),
-)
 _INSERT_BATCH = sa.insert(tables.batch)
 
 
@@ -51,12 +46,9 @@ def pack_journal(records: list[AnyRecord]) -> bytes | None:
 def store_batch(unit: Unit, batch: ValidatedBatch, journal: bytes | None) -> Stored:
     """Store a batch with its journal, or find that it was stored before."""
     run = unit.run(batch.run_id)
-    producer_id = run.producer(batch)
-    known = unit.connection.scalar(
-        _SELECT_BATCH, {"producer_id": producer_id, "sequence": batch.sequence}
-    )
-    if known is not None:
+    if run.is_stored(batch):
         return Stored(duplicate=True)
+    producer_id = run.producer(batch)
     inserted = unit.connection.execute(
         _INSERT_BATCH,
         {

@@ -40,6 +40,11 @@ def find_deletion(connection: sa.Connection, run_id: str) -> Deleted | None:
     return None if asked_ns is None else Deleted(run_id, int(asked_ns))
 
 
+def deletion_in(unit: Unit, run_id: str) -> Deleted | None:
+    """Return the same, read once in a transaction, however many batches of a run are in it."""
+    return unit.once(("deletion", run_id), lambda: find_deletion(unit.connection, run_id))
+
+
 def gone(deleted: Deleted) -> Problem:
     """Return the answer to what is about a deleted run."""
     return Problem(
@@ -89,6 +94,7 @@ def begin(
         )
     )  # fmt: skip
     connection.execute(sa.delete(tables.run).where(tables.run.c.run_id == run_id))
+    unit.read_again()
 
 
 def release(unit: Unit, run_id: str) -> None:
@@ -103,6 +109,7 @@ def release(unit: Unit, run_id: str) -> None:
     if row.finished_ns is None:
         raise Problem(409, f"run {run_id!r} is still being removed", "run", "wait until it is gone")
     unit.connection.execute(sa.delete(table).where(table.c.run_id == run_id))
+    unit.read_again()
 
 
 def set_pin(unit: Unit, run_id: str, is_wanted: bool) -> None:

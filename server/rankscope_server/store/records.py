@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import sqlalchemy as sa
 
@@ -114,7 +115,7 @@ def _state(sink: _Sink, record: schema.RankState) -> None:
 def _group(sink: _Sink, record: schema.GroupDefined) -> None:
     row = {
         "run_id": sink.run_id, "attempt": record.attempt, "group": record.group,
-        "ranks": json.dumps(record.ranks), "backend": record.backend,
+        "ranks": msgspec.json.encode(record.ranks).decode(), "backend": record.backend,
         "description": record.description,
     }  # fmt: skip
     upsert(sink.connection, tables.process_group, [row])

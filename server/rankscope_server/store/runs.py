@@ -22,10 +22,16 @@ _SELECT_PRODUCERS = sa.select(tables.producer.c.producer, tables.producer.c.id).
     tables.producer.c.run_id == sa.bindparam("run"),
     tables.producer.c.producer.in_(sa.bindparam("names", expanding=True)),
 )
+_SELECT_BATCHES = sa.select(tables.batch.c.producer_id, tables.batch.c.sequence).where(
+    sa.tuple_(tables.batch.c.producer_id, tables.batch.c.sequence).in_(
+        sa.bindparam("keys", expanding=True)
+    )
+)
 _SELECT_ATTEMPTS = sa.select(tables.attempt).where(
     tables.attempt.c.run_id == sa.bindparam("run"),
     tables.attempt.c.attempt.in_(sa.bindparam("numbers", expanding=True)),
 )
+_ROWS = 200  # of one question: SQLite bounds the number of parameters
 _FIRST, _LAST = tables.producer.c.first_sequence, tables.producer.c.last_sequence
 _SAYS_SIZE = (schema.RunStarted, schema.RankRegistered)
 _UPDATE_PRODUCER = (
@@ -79,23 +85,45 @@ class RunRows:
         self.ranks = RankRows(connection, run_id, now_ns)
         self._connection, self._now_ns = connection, now_ns
         self._producers: dict[str, int] = {}
-        self._wanted: set[str] = set()  # producers that are not looked up yet
+        self._wanted: set[tuple[str, int]] = set()  # producer, sequence: not looked up yet
+        self._read: set[tuple[str, int]] = set()
+        self._stored: set[tuple[int, int]] = set()  # of those: row of the producer, sequence
         self._sent: dict[int, _Sent] = {}
         self._chunks: list[dict[str, Any]] = []
         self._changes = _RunChanges()
 
     def want(self, batch: ValidatedBatch) -> None:
         """Let what a batch needs be read together with what others need."""
-        self._wanted.add(batch.producer)
+        self._wanted.add((batch.producer, batch.sequence))
         self.ranks.want(batch.ranks())
 
-    def producer(self, batch: ValidatedBatch) -> int:
-        """Return the row of the sender of a batch; a new one for a new sender."""
-        if batch.producer not in self._producers:
-            chosen = {"run": self.run_id, "names": sorted(self._wanted | {batch.producer})}
+    def is_stored(self, batch: ValidatedBatch) -> bool:
+        """Return whether a batch was stored before, in this transaction or another one."""
+        if (batch.producer, batch.sequence) not in self._read:
+            self.want(batch)
+            self._look_up()
+        return (self._producers.get(batch.producer, -1), batch.sequence) in self._stored
+
+    def _look_up(self) -> None:
+        """Read at once what is stored of all that is wanted."""
+        wanted, self._wanted = self._wanted, set()
+        self._read |= wanted
+        names = {name for name, _ in wanted} - self._producers.keys()
+        if names:
+            chosen = {"run": self.run_id, "names": sorted(names)}
             for name, number in self._connection.execute(_SELECT_PRODUCERS, chosen):
                 self._producers[name] = int(number)
-            self._wanted.clear()
+        keys = [
+            (self._producers[name], sequence)
+            for name, sequence in sorted(wanted)
+            if name in self._producers
+        ]
+        for at in range(0, len(keys), _ROWS):
+            rows = self._connection.execute(_SELECT_BATCHES, {"keys": keys[at : at + _ROWS]})
+            self._stored |= {(int(producer), int(sequence)) for producer, sequence in rows}
+
+    def producer(self, batch: ValidatedBatch) -> int:
+        """Return the row of who sends a batch that was looked up, a new one for a new sender."""
         known = self._producers.get(batch.producer)
         if known is None:
             inserted = self._connection.execute(
@@ -123,6 +151,7 @@ class RunRows:
 
     def add(self, batch: ValidatedBatch, producer_id: int, num_lines: int) -> None:
         """Count a batch that is stored."""
+        self._stored.add((producer_id, batch.sequence))
         sent = self._sent.setdefault(producer_id, _Sent())
         sent.oldest = min(sent.oldest, batch.sequence)
         sent.newest = max(sent.newest, batch.sequence)

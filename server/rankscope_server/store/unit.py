@@ -46,6 +46,10 @@ class Unit:
         found: T = self._read[key]
         return found
 
+    def read_again(self) -> None:
+        """Forget what was read: it was changed."""
+        self._read.clear()
+
     def flush(self) -> None:
         """Write what was collected; the last act before the commit."""
         for run in self._runs.values():

@@ -25,8 +25,8 @@ from rankscope_server.store.leases import LeaseLostError
 from rankscope_server.store.locks import take_locks
 from rankscope_server.store.unit import Unit
 
-_PAUSE_PER_SECOND = 2.0  # of a commit: the writer is busy a third of the time at most
-_MAX_PAUSE_SECONDS = 0.25  # half of what a batch may wait for its answer at the median
+_PAUSE_PER_SECOND = 4.0  # of a commit: the writer is busy a fifth of the time at most
+_MAX_PAUSE_SECONDS = 0.4  # a batch waits for its answer half a second at most, with the commit
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 REFUSAL_LOG_SECONDS = 60.0
