@@ -25,6 +25,7 @@ from rankscope_server.api.compare import routes as compare
 from rankscope_server.api.cost import routes as cost
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.fleet import routes as fleet
+from rankscope_server.api.gone_away import GoneAway, bound_threads
 from rankscope_server.api.hang import routes as hang
 from rankscope_server.api.logs import routes as logs
 from rankscope_server.api.machines import routes as machines
@@ -83,6 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with open_service(settings) as service:
             app.state.service = service
+            bound_threads()
             await service.broker.start()
             await service.preflights.start()
             yield
@@ -100,6 +102,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=GZIP_LEVEL)
     app.add_middleware(SharedAnswers)
+    app.add_middleware(GoneAway)
     app.add_middleware(BatchesFirst)
     app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(Guard, settings=settings)  # refuses before anything is read

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rankscope_server.ingest.batch import ReadBatch, ValidatedBatch, read_batch, validate_batches
+from rankscope_server.problems import Problem
 from rankscope_server.store.batches import pack_journal
 from rankscope_server.store.engine import StoreUnavailableError
 
@@ -105,7 +106,12 @@ class Validator:
                 batch = read_batch(
                     body.data, body.encoding, self._max_unpacked_bytes, body.takes_commands
                 )
-            except Exception as error:  # noqa: BLE001 - it belongs to who asked
+            except Problem as problem:
+                # Their frames hold what was unpacked, and many may wait to be answered.
+                problem.__traceback__ = problem.__cause__ = problem.__context__ = None
+                body.future.set_exception(problem)
+                continue
+            except Exception as error:  # noqa: BLE001 - a defect of ours: it belongs to who sent it
                 body.future.set_exception(error)
                 continue
             ready.append((body, batch))
