@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -80,6 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lanes")
     group.addoption("--lanes", type=int, default=0, help="so many runs at once; 0: as ever")
     group.addoption("--quick", action="store_true", help="only what is tested within a process")
+    group.addoption("--always", action="store_true", help="without what `--minutes` may leave out")
     group.addoption("--remember", action="store_true", help="write how long tests took")
     group.addoption(
         "--minutes", type=float, default=0.0, help="begin nothing long that would end later; 0: all"
@@ -93,11 +95,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    took = seconds()
     if config.getoption("--quick"):
-        took = seconds()
-        slow = [item for item in items if not _is_quick(item, took)]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if _is_quick(item, took)]
+        _choose(config, items, [_is_quick(item, took) for item in items])
+    elif config.getoption("--always"):
+        _choose(config, items, [not is_long(item, took) for item in items])
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item], is_chosen: list[bool]) -> None:
+    rest = [item for item, is_kept in zip(items, is_chosen, strict=True) if not is_kept]
+    config.hook.pytest_deselected(items=rest)
+    items[:] = itertools.compress(items, is_chosen)
 
 
 def _is_quick(item: pytest.Item, took: dict[str, float]) -> bool:
