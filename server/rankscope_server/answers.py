@@ -35,7 +35,7 @@ def capped(shown: int, total: int) -> Capped | None:
     return Capped(shown=shown, total=total) if shown < total else None
 
 
-def of_row(answer: type[_Answer], row: Any, **given: Any) -> _Answer:
+def of_row(answer: type[_Answer], row: Any, /, **given: Any) -> _Answer:
     """Return an answer with what a row or object holds under the same names.
 
     `x_ms` is made of its `x_ns`; `given` fields are taken as they are.

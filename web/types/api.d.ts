@@ -534,6 +534,7 @@ export interface CostWhatIf {
 /** How many of what there are. */
 export interface Counts {
   findings_open: number;
+  findings_worst: 'critical' | 'info' | 'warning' | null;
   findings_recovered: number;
   errors: number;
   log_lines: number;
@@ -1991,6 +1992,7 @@ export interface RunSummary {
   launcher: string;
   tags: Record<string, string>;
   verdict: ShortVerdict | null;
+  answer: ShortAnswer;
   project: string;
 }
 
@@ -2111,6 +2113,12 @@ export interface SettingValue {
 /** All settings; secrets say only whether they are set. */
 export interface SettingsAnswer {
   settings: SettingValue[];
+}
+
+/** The first sentence about a run, in a list of runs. */
+export interface ShortAnswer {
+  state: 'advice' | 'culprit' | 'healthy' | 'unknown' | 'waiting';
+  text: string;
 }
 
 /** The verdict in a list of runs. */

@@ -138,7 +138,7 @@ def answer_of(
         return Answer("unknown", f"No verdict: {'; '.join(unknown)}", detail, deciding)
     costly = [f for f in findings if f.state == "open" and not f.explained_by and _costs(f, policy)]
     if costly:
-        return _advised(max(costly, key=lambda f: f.cost_throughput_ratio or 0.0), detail)
+        return _advised(max(costly, key=lambda f: f.cost_throughput_ratio or 0.0))
     return _healthy(attempt, findings, coverage, notes, policy)
 
 
@@ -199,19 +199,19 @@ def _costs(finding: Finding, policy: Policy) -> bool:
     return (finding.cost_throughput_ratio or 0.0) > policy.cost_info_ratio
 
 
-def _advised(finding: Finding, detail: str) -> Answer:
+def _advised(finding: Finding) -> Answer:
     """Return the answer where nothing is broken, and yet much is lost: that is not health."""
     share = percent_text(finding.cost_throughput_ratio or 0.0)
     following = (finding.next,) * bool(finding.next)
     if finding.onset_step is None:
         text = f"No fault; advice worth {share} of the throughput: {finding.what}"
-        return Answer("advice", text, detail, following)
+        return Answer("advice", text, finding.why, following)
     # a suspicion accuses no rank in the first sentence
     text = (
         f"No verdict: {share} of the throughput may be lost since step {finding.onset_step:,}, "
         "not for long enough, or not clearly enough, to be sure"
     )
-    return Answer("unknown", text, detail, following)
+    return Answer("unknown", text, f"{finding.what}: {finding.why}", following)
 
 
 def _missing(coverage: Coverage, *, is_recording: bool) -> tuple[str, ...]:

@@ -169,8 +169,14 @@ function statusOf(run) {
 }
 
 /** @param {RunSummary} run */
-function verdictOf({ verdict, status }) {
-  if (!verdict) return t.span({ class: 'faint' }, status === 'starting' ? 'not enough steps yet' : 'nothing found');
+function verdictOf({ verdict, answer }) {
+  if (!verdict && answer.state === 'advice')
+    return t.span(
+      { class: 'verdictline' },
+      t.span({ class: 'severity is-info', title: 'advice' }, el(Icon, { name: 'info' })),
+      t.span(null, answer.text),
+    );
+  if (!verdict) return t.span({ class: 'faint' }, answer.text);
   return t.span(
     { class: 'verdictline' },
     t.span(

@@ -13,7 +13,10 @@ import { Icon } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Overview} Overview */
 /** @typedef {import('../tags.js').Children} Children */
-/** @typedef {{name: string, title: string, part: string, key: string, href?: (run: string) => string, count?: (run: Overview) => number, noun?: string, tone?: string}} Entry */
+/** @typedef {{name: string, title: string, part: string, key: string, href?: (run: string) => string, count?: (run: Overview) => number, noun?: string, tone?: (run: Overview) => string}} Entry */
+
+/** How a number of findings looks, by the worst of them. */
+const BADGE = { critical: 'crit', warning: 'warn', info: '' };
 
 /** The pages of a run. The key follows `g`. @type {{title: string, entries: Entry[]}[]} */
 export const MENU = [
@@ -28,7 +31,7 @@ export const MENU = [
         key: 'f',
         count: (run) => run.counts.findings_open,
         noun: 'open',
-        tone: 'crit',
+        tone: (run) => BADGE[run.counts.findings_worst ?? 'info'],
       },
     ],
   },
@@ -61,7 +64,7 @@ export const MENU = [
         key: 'e',
         count: (run) => run.counts.errors,
         noun: 'errors',
-        tone: 'warn',
+        tone: () => 'warn',
       },
       { name: 'logs', title: 'Logs', part: 'logs', key: 'l' },
     ],
@@ -84,7 +87,7 @@ export const MENU = [
         key: 'u',
         count: (run) => run.counts.environment_differences,
         noun: 'differences',
-        tone: 'warn',
+        tone: () => 'warn',
       },
       { name: 'agent', title: 'Agent', part: 'agent', key: 'w' },
     ],
@@ -303,7 +306,10 @@ function Sidebar({ run, overview }) {
               t.span(null, entry.title),
               number > 0
                 ? t.span(
-                    { class: `badge ${entry.tone}`, title: `${count(number)} ${entry.noun}` },
+                    {
+                      class: `badge ${overview && entry.tone ? entry.tone(overview) : ''}`,
+                      title: `${count(number)} ${entry.noun}`,
+                    },
                     count(number),
                     t.span({ class: 'sr' }, ` ${entry.noun}`),
                   )

@@ -23,6 +23,7 @@ from rankscope_server.api.overview.schema import (
 )
 from rankscope_server.api.runs.environment import num_differences
 from rankscope_server.api.runs.queries import (
+    NOT_LOOKED_AT,
     RANK_HEAD,
     hosts_of,
     is_silent,
@@ -46,16 +47,18 @@ from rankscope_server.api.steps.queries import (
     warm_up_text,
 )
 from rankscope_server.api.storage.removed import removed
+from rankscope_server.findings.finding import SEVERITIES
 from rankscope_server.findings.text import percent_text
 from rankscope_server.ingest.step_metrics import STARTED
 from rankscope_server.store import tables
+from rankscope_server.store.deletion import OVER
 from rankscope_server.text import duration_text, exit_text, plural, rank_list
 from rankscope_server.verdict.budget import share_of, waiting_ratio
 
+_OPEN = ("open", "acknowledged")
 _PLANES = ("step", "blocked", "num_collectives", STARTED)
 _EVEN_SHARE = 0.02  # a mean further than this from the typical step is shown beside it
 _LEAST_SHARE = 0.001  # less of a step is not worth words
-_SEEN = {False: "reporting", True: "recorded"}
 
 
 def overview(connection: sa.Connection, run_id: str, silent_before_ns: int) -> Overview:
@@ -98,9 +101,7 @@ def coverage(
         refused=run.refused,
         missing_batches=missing,
         notes=answer(run).notes,
-        text=_coverage_text(
-            expected, reporting, silent, lost.rows, missing, run.launcher == IMPORTED
-        ),
+        text=_coverage_text(expected, reporting, silent, lost.rows, missing, _seen_as(run)),
     )
 
 
@@ -204,13 +205,18 @@ def counts(connection: sa.Connection, run: sa.Row[Any]) -> Counts:
         .group_by(table.state)
     )
     states = {state: int(count) for state, count in rows}
+    open_bodies = connection.scalars(
+        sa.select(table.body).where(table.run_id == run.run_id, table.state.in_(_OPEN))
+    )
+    severities = [json_object(body)["severity"] for body in open_bodies]
     errors = connection.scalar(
         sa.select(sa.func.count())
         .select_from(tables.error_event)
         .where(tables.error_event.c.run_id == run.run_id)
     )
     return Counts(
-        findings_open=states.get("open", 0) + states.get("acknowledged", 0),
+        findings_open=len(severities),
+        findings_worst=min(severities, key=SEVERITIES.index, default=None),
         findings_recovered=states.get("recovered", 0),
         errors=int(errors or 0),
         log_lines=run.log_lines,
@@ -224,11 +230,11 @@ def _coverage_text(
     silent: list[SilentRank],
     losses: list[LossRow],
     missing: int,
-    is_recording: bool,
+    seen_as: str,
 ) -> str:
     if not expected:
         return "No rank has registered yet"
-    text = f"{reporting} of {plural(expected, 'rank')} {_SEEN[is_recording]}"
+    text = f"{reporting} of {plural(expected, 'rank')} {seen_as}"
     if silent:
         text += f"; {rank_list([row.rank for row in silent])} silent"
         text += f" since step {min(row.step for row in silent):,}"
@@ -238,6 +244,12 @@ def _coverage_text(
     if missing:
         text += f"; {plural(missing, 'batch')} missing".replace("batchs", "batches")
     return text
+
+
+def _seen_as(run: sa.Row[Any]) -> str:
+    if run.launcher == IMPORTED:
+        return "recorded"
+    return "reported" if run.status in OVER else "reporting"
 
 
 def _more(planes: dict[str, Any], waiting: float | None) -> str:
@@ -291,5 +303,5 @@ def answer(run: sa.Row[Any]) -> ShownAnswer:
     """Return the first sentence of a run's page."""
     body = json_object(run.answer)
     if body is None:
-        return ShownAnswer(state="waiting", text="No verdict yet: the first look is due", detail="")
+        return ShownAnswer(state="waiting", text=NOT_LOOKED_AT, detail="")
     return msgspec.convert(body, ShownAnswer)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import msgspec
 
 from rankscope_server.answers import Capped, Schema
 from rankscope_server.api.findings.schema import ShownVerdict
-from rankscope_server.api.runs.schema import LossRow, RunSummary
+from rankscope_server.api.runs.schema import AnswerState, LossRow, RunSummary
 from rankscope_server.api.storage.schema import RemovedRow
-
-AnswerState: TypeAlias = Literal["culprit", "advice", "healthy", "waiting", "unknown"]
+from rankscope_server.findings.finding import Severity
 
 
 class SilentRank(Schema, frozen=True):
@@ -76,6 +73,7 @@ class Counts(Schema, frozen=True):
     """How many of what there are."""
 
     findings_open: int
+    findings_worst: Severity | None  # of those that are open
     findings_recovered: int
     errors: int
     log_lines: int

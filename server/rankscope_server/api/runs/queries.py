@@ -15,13 +15,21 @@ from fastapi import Request
 
 from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import json_object, of_row
-from rankscope_server.api.runs.schema import LossRow, Runs, RunStatus, RunSummary, ShortVerdict
+from rankscope_server.api.runs.schema import (
+    LossRow,
+    Runs,
+    RunStatus,
+    RunSummary,
+    ShortAnswer,
+    ShortVerdict,
+)
 from rankscope_server.api.service import service_of
 from rankscope_server.store import tables
 from rankscope_server.store.deletion import absent
 from rankscope_server.store.projects import of_project
 
 MAX_LIMIT = 500
+NOT_LOOKED_AT = "No verdict yet: the first look is due"
 _STATUSES: tuple[RunStatus, ...] = get_args(RunStatus)
 
 
@@ -127,7 +135,15 @@ def summary(row: sa.Row[Any], hosts: dict[str, int | None]) -> RunSummary:
         command=json.loads(row.command),
         tags=json.loads(row.tags),
         verdict=short_verdict(json_object(row.verdict)),
+        answer=short_answer(json_object(row.answer)),
     )
+
+
+def short_answer(answer: dict[str, Any] | None) -> ShortAnswer:
+    """Return the first sentence about a run, whether the analysis looked at it or not yet."""
+    if answer is None:
+        return ShortAnswer(state="waiting", text=NOT_LOOKED_AT)
+    return ShortAnswer(state=answer["state"], text=str(answer["text"]))
 
 
 def short_verdict(verdict: dict[str, Any] | None) -> ShortVerdict | None:

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from rankscope_server.answers import Schema
 from rankscope_server.store.tables import DEFAULT_PROJECT
 
+AnswerState: TypeAlias = Literal["culprit", "advice", "healthy", "waiting", "unknown"]
 RunStatus: TypeAlias = Literal["starting", "running", "stuck", "ended", "failed", "silent"]
 
 
@@ -17,6 +18,13 @@ class ShortVerdict(Schema, frozen=True):
     severity: str
     what: str
     cost_throughput_ratio: float | None = None
+
+
+class ShortAnswer(Schema, frozen=True):
+    """The first sentence about a run, in a list of runs."""
+
+    state: AnswerState
+    text: str
 
 
 class RunSummary(Schema, frozen=True):
@@ -38,6 +46,7 @@ class RunSummary(Schema, frozen=True):
     launcher: str
     tags: dict[str, str]
     verdict: ShortVerdict | None
+    answer: ShortAnswer  # with or without a verdict
     project: str = DEFAULT_PROJECT
 
 
