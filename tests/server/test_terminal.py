@@ -97,6 +97,8 @@ class Handler(BaseHTTPRequestHandler):
             "num_common_facts": 1,
             "findings": [{"before_id": 1, "after_id": None, "what": HOSTILE}],
         }  # fmt: skip
+        line = {"time_ms": 1e12, "run_id": HOSTILE, "rank": 1, "ranks": [1], "level": HOSTILE,
+                "logger": HOSTILE, "stream": HOSTILE, "message": HOSTILE, "count": 2}  # fmt: skip
         answers = {
             "commands": {"id": 1, "kind": "stacks", "text": HOSTILE, "is_open": False,
                          "ranks": [rank]},
@@ -107,6 +109,17 @@ class Handler(BaseHTTPRequestHandler):
             "health": {"status": HOSTILE, "version": HOSTILE},
             "alerts?state=open": {"alerts": [alert]},
             "quiet/advice": advice,
+            "runs/watched": {
+                "run": {"run_id": "watched", "name": HOSTILE, "status": HOSTILE, "step": 1},
+                "answer": {"text": HOSTILE, "detail": HOSTILE}, "verdict": verdict | {"id": 1},
+                "numbers": [{"label": HOSTILE, "value": 1.0, "unit": HOSTILE}],
+                "coverage": {"text": HOSTILE},
+            },
+            "watched/ranks": {"ranks": [{"rank": 0, "host": HOSTILE, "state": HOSTILE, "step": 1,
+                                         "phase": HOSTILE}]},
+            "watched/findings": {"open": [{"id": 2, "severity": HOSTILE, "what": HOSTILE}]},
+            "watched/parallelism": {"mesh": {"rank": [0], "values": []}},
+            "/search?q=x&limit=100": {"lines": [line], "next_cursor": None},
             "quiet/compare": comparison,
         }  # fmt: skip
         known = [name for name in answers if self.path.endswith(name)]
@@ -161,6 +174,10 @@ CASES = {
     "advice": ("quiet", "--adapter", "slurm", "--server", "{url}"),
     "advice refused": ("no-such", "--server", "{url}"),
     "diff": ("quiet", "--server", "{url}"),
+    "watch": ("watched", "--once", "--server", "{url}"),
+    "watch refused": ("no-such", "--once", "--server", "{url}"),
+    "search": ("x", "--server", "{url}"),
+    "search refused": ("y", "--server", "{url}"),
     "diff refused": ("no-such", "--server", "{url}"),
     "import": ("{log}", "--server", "{url}"),
     "explain": ("{log}",),

@@ -21,6 +21,8 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.serve", "ServeCommand"),
     ("rankscope.cli.explain", "ExplainCommand"),
     ("rankscope.cli.report", "ReportCommand"),
+    ("rankscope.cli.watch", "WatchCommand"),
+    ("rankscope.cli.search", "SearchCommand"),
     ("rankscope.cli.ask", "AskCommand"),
     ("rankscope.cli.runs", "RunsCommand"),
     ("rankscope.cli.diff", "DiffCommand"),

@@ -14,11 +14,14 @@ _MOST_ROWS = 20
 
 
 class StorageFailed(Exception):
-    """The server did not answer, or refused; the message says why. `status` 0: no answer."""
+    """The server did not answer, or refused; the message says why. `status` 0: no answer.
 
-    def __init__(self, text: str, status: int = 0) -> None:
+    `at` says which characters of a query are wrong.
+    """
+
+    def __init__(self, text: str, status: int = 0, at: tuple[int, int] | None = None) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.at = status, at
 
 
 class StorageClient:
@@ -35,7 +38,8 @@ class StorageClient:
             url = self._client.address.url
             raise StorageFailed(f"{url} does not answer: {error}") from error
         if answer.status != 200:
-            raise StorageFailed(answer.why(), answer.status)
+            at = answer.fields.get("error", {}).get("at")
+            raise StorageFailed(answer.why(), answer.status, at and (int(at[0]), int(at[1])))
         if not answer.fields:
             raise StorageFailed(f"{self._client.address.url}: no rankscope server answers there")
         return answer.fields
