@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from rankscope.wire.schema import IMPORTED
-from rankscope_server.alerts.reading import DEAF_RATIO, DEAF_SECONDS, Reader
+from rankscope_server.alerts.reading import DEAF_RATIO, DEAF_SECONDS, Delays, Reader
 from rankscope_server.store import tables
 from rankscope_server.store.unit import Unit
 from tests.server.conftest import TestClient
@@ -25,10 +25,12 @@ class Store:
         app: Any = client.app
         self.service = app.state.service
         self.now_ns = time.time_ns()
-        self.queue_ratio = 0.0
+        self.queue_ratio = self.intake_seconds = 0.0
         self.reader = Reader(
-            3_600.0, 3_600.0, lambda: 0.0, lambda: self.queue_ratio, "", hearing_since_ns=1
-        )
+            3_600.0, 3_600.0,
+            Delays(lambda: 0.0, lambda: self.intake_seconds, lambda: self.queue_ratio),
+            "", hearing_since_ns=1,
+        )  # fmt: skip
         self.read()  # the first reading of a server begins to hear
 
     def insert(self, table: sa.Table, *rows: dict[str, Any]) -> None:
@@ -98,6 +100,7 @@ def test_a_collector_that_was_started_again_is_heard(store: Store) -> None:
     [
         lambda store: store.read(store_s=DEAF_SECONDS + 1),
         lambda store: (setattr(store, "queue_ratio", DEAF_RATIO + 0.1), store.read()),
+        lambda store: (setattr(store, "intake_seconds", DEAF_SECONDS + 1), store.read()),
         lambda store: (setattr(store.reader, "_read", time.monotonic() - 99_999), store.read()),
     ],
 )
@@ -109,7 +112,7 @@ def test_silence_counts_from_when_the_server_could_hear(
     assert store.reader.hearing_since_ns == 1
     deafen(store)
     assert store.reader.hearing_since_ns == store.now_ns
-    store.queue_ratio, heard_ns = 0.0, store.now_ns
+    store.queue_ratio, store.intake_seconds, heard_ns = 0.0, 0.0, store.now_ns
     store.now_ns += S
     store.read()
     assert store.reader.hearing_since_ns == heard_ns  # and from there on it hears

@@ -13,7 +13,7 @@ COUNTERS = {
     f"rankscope_ingest_{name}_total"
     for name in (
         "batches", "batches_duplicate", "batches_rejected", "records", "chunks", "events",
-        "refused", "bytes", "seconds",
+        "refused", "bytes", "seconds", "batches_put_off",
     )
 }  # fmt: skip
 COUNTERS |= {f"rankscope_{name}_total" for name in ("looks", "look_seconds", "unavailable")}

@@ -500,3 +500,20 @@ def test_a_mean_that_is_no_typical_step_is_said_beside_it(sender: Sender) -> Non
     number = next(one for one in sender.get("")["numbers"] if one["key"] == "step_time")
     assert number["value"] == pytest.approx(40)
     assert sender.get("/budget")["text"].startswith("A step takes 40.0 ms, 96.0 ms on average;")
+
+
+def test_a_fact_that_a_rank_could_not_read_is_no_difference(sender: Sender) -> None:
+    """Git was slow on one rank, another has no such file: neither says that the code differs."""
+    facts = [
+        {"code.dirty": "no", "code.commit": "abc", "env.A": "1", "torch.version": "2.13"},
+        {"code.dirty": "unknown", "env.A": "", "torch.version": "2.13"},
+        {"code.dirty": "no", "code.commit": "abc", "env.A": "1", "torch.version": "2.12"},
+    ]
+    for rank, known in enumerate(facts):
+        sender.send({"kind": "environment", "attempt": 0, "rank": rank, "time_ns": 1,
+                     "facts": known})  # fmt: skip
+    answer = sender.get("/environment")
+    assert [one["fact"] for one in answer["not_known"]] == ["code.commit", "code.dirty"]
+    assert {one["fact"] for one in answer["differences"]} == {"env.A", "torch.version"}
+    values = {one["value"]: one["ranks"] for one in answer["not_known"][1]["values"]}
+    assert values == {"no": [0, 2], "unknown": [1]}

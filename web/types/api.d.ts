@@ -640,6 +640,7 @@ export interface EnvironmentAnswer {
   ranks: number[];
   missing: number[];
   differences: FactDifference[];
+  not_known: FactDifference[];
   common: Fact[];
 }
 

@@ -31,14 +31,30 @@ DEAF_RATIO = 0.5  # batches that wait in the queue of the store are not heard ye
 DEAF_SECONDS = 5.0  # a store that takes so long to write says nothing of who sends
 
 
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What keeps this server from knowing what is so now."""
+
+    analysis_seconds: Callable[[], float]  # for how long stored data waits for a look
+    intake_seconds: Callable[[], float]  # for how long what was sent waits to be stored
+    queue_ratio: Callable[[], float]  # how full the queue of the store is, 0-1
+
+    def behind_seconds(self) -> float:
+        """Return how old what is seen may be."""
+        return max(self.analysis_seconds(), self.intake_seconds())
+
+    def is_deaf(self) -> bool:
+        """Return whether ranks may have sent what this server has not heard yet."""
+        return self.queue_ratio() > DEAF_RATIO or self.intake_seconds() > DEAF_SECONDS
+
+
 @dataclass(slots=True)
 class Reader:
     """Makes what is seen, again and again; one thread uses it."""
 
     horizon_seconds: float  # a run without news for so long is not live
     pause_seconds: float  # between two readings
-    behind_seconds: Callable[[], float]
-    queue_ratio: Callable[[], float]
+    delays: Delays
     store_path: str  # of an embedded database, else empty
     hearing_since_ns: int = 0
     _read: float = 0.0  # when the last reading was, on the monotonic clock
@@ -70,16 +86,17 @@ class Reader:
             hearing_since_ns=self.hearing_since_ns,
             runs=tuple(self._run(row, now_ns, findings, ranks, collectors) for row in runs),
             server=SeenServer(
-                behind_seconds=self.behind_seconds(), queue_ratio=self.queue_ratio(),
+                behind_seconds=self.delays.behind_seconds(),
+                queue_ratio=self.delays.queue_ratio(),
                 disk_free_bytes=free_bytes(self.store_path),
             ),
         )  # fmt: skip
 
     def _note_deafness(self, now_ns: int, store_seconds: float) -> None:
-        """Begin to count silence anew where this server could not hear: stopped, or no store."""
+        """Begin to count silence anew where this server could not hear: stopped, full, no store."""
         now = time.monotonic()
         was_away = now - self._read > 3 * self.pause_seconds + DEAF_SECONDS
-        if was_away or store_seconds > DEAF_SECONDS or self.queue_ratio() > DEAF_RATIO:
+        if was_away or store_seconds > DEAF_SECONDS or self.delays.is_deaf():
             self.hearing_since_ns = now_ns
         self._read = now
 

@@ -74,7 +74,7 @@ class SeenRun:
 class SeenServer:
     """This server."""
 
-    behind_seconds: float = 0.0  # for how long stored data waits for a look
+    behind_seconds: float = 0.0  # for how long what was sent waits to be stored and looked at
     queue_ratio: float = 0.0
     disk_free_bytes: int | None = None
 

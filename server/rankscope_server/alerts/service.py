@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
 
 import msgspec
 import sqlalchemy as sa
@@ -14,7 +13,7 @@ from rankscope_server.alerts import from_file, store
 from rankscope_server.alerts.deadman import DeadManSwitch
 from rankscope_server.alerts.deliver import Deliverer
 from rankscope_server.alerts.message import Message
-from rankscope_server.alerts.reading import Reader
+from rankscope_server.alerts.reading import Delays, Reader
 from rankscope_server.alerts.send import send
 from rankscope_server.alerts.send.outbound import DeliveryError, Outbound
 from rankscope_server.alerts.store import StoredChannel
@@ -46,7 +45,7 @@ class Alerts:
 
     def __init__(
         self, settings: Settings, writer: Writer, reader: sa.Engine,
-        behind_seconds: Callable[[], float], queue_ratio: Callable[[], float], leases: Leases,
+        delays: Delays, leases: Leases,
     ) -> None:  # fmt: skip
         def lease() -> Held | None:
             return leases.hold(ALERTS)
@@ -61,7 +60,7 @@ class Alerts:
         )
         reading = Reader(
             horizon_seconds=settings.forget_after_seconds, pause_seconds=settings.look_seconds,
-            behind_seconds=behind_seconds, queue_ratio=queue_ratio,
+            delays=delays,
             store_path=str(url.database or "") if is_embedded else "",
             hearing_since_ns=time.time_ns(),
         )  # fmt: skip
@@ -74,7 +73,11 @@ class Alerts:
             settings.deadman_seconds,
             writer,
             self.outbound,
-            {"the analysis": behind_seconds, "alerting": lambda: self.watcher.behind_seconds},
+            {
+                "the analysis": delays.analysis_seconds,
+                "ingest": delays.intake_seconds,
+                "alerting": lambda: self.watcher.behind_seconds,
+            },
             lease,
         )
 

@@ -87,7 +87,7 @@ class Counters:
             self._gauge(f"alert_messages_{state}", f"Alert messages {text}.").set_function(
                 partial(alerts.num_messages, state)
             )
-        self._registry.register(_Sums(_sums(analysis, retention)))
+        self._registry.register(_Sums(_sums(analysis, retention, intake)))
 
     def count_servers(self, number: Callable[[], int]) -> None:
         """Show how many server processes are up on this store."""
@@ -167,8 +167,12 @@ class Counters:
 _Source: TypeAlias = tuple[str, Callable[[], Mapping[str, float]]]  # help; values by kind
 
 
-def _sums(analysis: AnalysisLoop, retention: RetentionLoop) -> dict[str, _Source]:
+def _sums(analysis: AnalysisLoop, retention: RetentionLoop, intake: Intake) -> dict[str, _Source]:
     return {
+        "ingest_batches_put_off": (
+            "Batches refused for now, as too much was under way: they come again.",
+            lambda: {"": intake.num_put_off},
+        ),
         "looks": ("Looks of the analysis.", lambda: {"": analysis.num_looks}),
         "look_seconds": ("Time in looks, summed.", lambda: {"": analysis.look_seconds}),
         "retention_removed_rows": (

@@ -15,6 +15,7 @@ from rankscope_server.access.door import Door
 from rankscope_server.access.oidc import Issuer, issuer_of
 from rankscope_server.access.quotas import Quota
 from rankscope_server.access.tries import Tries
+from rankscope_server.alerts.reading import Delays
 from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
@@ -63,6 +64,10 @@ class Service:
         with self.reader.connect() as connection:
             yield connection
 
+    def behind_seconds(self, run_id: str) -> float:
+        """Return how old what is said of a run may be, whatever holds it up."""
+        return max(self.analysis.behind_seconds, self.intake.delay_seconds(run_id))
+
     def silent_before_ns(self, run_id: str) -> int:
         """Return since when a rank must have sent something, or it is silent."""
         return time.time_ns() - int(self.silent_after_seconds(run_id) * 1e9)
@@ -103,8 +108,13 @@ def open_service(settings: Settings) -> Iterator[Service]:
         retention.start()
         stack.callback(retention.close)
         alerts = Alerts(
-            settings, writer, reader, lambda: analysis.behind_seconds,
-            lambda: max(writer.queue_ratio, leases.others.queue_ratio), leases,
+            settings, writer, reader,
+            Delays(
+                lambda: analysis.behind_seconds,
+                intake.own_delay_seconds,
+                lambda: max(writer.queue_ratio, leases.others.queue_ratio),
+            ),
+            leases,
         )  # fmt: skip
         counters = Counters(analysis, broker, intake, writer, disk, retention, alerts)
         counters.count_servers(lambda: leases.num_servers)

@@ -15,6 +15,7 @@ from rankscope_server.findings.finding import Severity
 Level: TypeAlias = Literal["critical", "warning", "info", "own"]  # own: of one rank by nature
 Kind: TypeAlias = Literal["version", "environment", "hardware", "job"]
 
+_UNKNOWN = frozenset({"", "unknown", "n/a", "none"})  # how facts say that they could not be read
 # Different by nature: one per process, device or machine.
 _OWN = re.compile(
     r"(^|[._])(pid|uuid|serial|pci|bus_id|address|addr|affinity|device_index|topology|cwd|argv|script)"
@@ -94,6 +95,11 @@ def kind_of(fact: str) -> Kind:
     if _CUDA.search(fact) or _PYTHON.search(fact):
         return "version"
     return next(kind for _, kind, pattern in _RULES if pattern.search(fact))
+
+
+def is_unknown(fact: str, value: str) -> bool:
+    """Return whether a value says that the fact could not be read; a variable may be empty."""
+    return not is_variable(fact) and value.lower() in _UNKNOWN
 
 
 def is_variable(fact: str) -> bool:

@@ -185,7 +185,7 @@ function paintStrip(context, scene, strip, top, height) {
     label(
       context,
       colours,
-      `${changed ? 'now' : 'typical'} ${figure(current)}`,
+      `${changed ? 'newest' : 'typical'} ${figure(current)}`,
       width - 4,
       Math.min(top + height - 4, yOf(current) + 15),
       colours.fg,

@@ -51,7 +51,7 @@ export function Series(props) {
   const known = high.filter((value) => value !== null);
   const shown = over ?? line ?? high;
   const last = shown[shown.length - 1];
-  const summary = `${title}: ${amount(unit, last)} now, from ${amount(unit, Math.min(.../** @type {number[]} */ (low.filter((value) => value !== null))))} to ${amount(unit, Math.max(.../** @type {number[]} */ (known)))}`;
+  const summary = `${title}: ${amount(unit, last)} last, from ${amount(unit, Math.min(.../** @type {number[]} */ (low.filter((value) => value !== null))))} to ${amount(unit, Math.max(.../** @type {number[]} */ (known)))}`;
   return t.figure(
     { class: 'series' },
     t.figcaption(null, t.b(null, title), t.span({ class: 'faint' }, props.note ?? amount(unit, last))),

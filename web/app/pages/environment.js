@@ -45,6 +45,16 @@ export function Page({ run, topic }) {
           ),
         )
       : null,
+    data.not_known.length > 0
+      ? el(
+          Card,
+          { title: 'Not known on some ranks', note: 'where it is known it is the same' },
+          t.div(
+            { class: 'differences' },
+            data.not_known.map((one) => el(Difference, { key: one.fact, difference: one, total: data.ranks.length })),
+          ),
+        )
+      : null,
     el(Common, { data }),
   );
 }

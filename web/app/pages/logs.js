@@ -108,7 +108,7 @@ export function Page({ run, topic, overview, ended }) {
       { class: 'pagehead' },
       t.h1({ id: 'verdict' }, sentence),
       el(SearchBox, { error: summary.error ?? held.error }),
-      el(Spans, {}),
+      el(Spans, { until: ended ? (overview.data?.run.last_seen_ms ?? null) : null }),
       t.a(
         { class: 'button small', href: withQuery('search', { q: now.q }), title: 'The same search over all runs' },
         'All runs',
@@ -197,14 +197,15 @@ function sentenceOf(total, all, now, isAtLeast) {
   return said[0].toUpperCase() + said.slice(1);
 }
 
-function Spans() {
+/** The last minutes of a run: up to now, or to its end where it is over. @param {{until: number | null}} props */
+function Spans({ until }) {
   return t.select(
     {
       'aria-label': 'Time span',
       value: '',
       onChange: (event) =>
         setQuery({
-          from: event.currentTarget.value ? Date.now() - Number(event.currentTarget.value) : null,
+          from: event.currentTarget.value ? Math.floor(until ?? Date.now()) - Number(event.currentTarget.value) : null,
           to: null,
           line: null,
         }),

@@ -70,7 +70,7 @@ export function Page({ run, id, topic, overview, ended }) {
     selected && selected.rank === data.rank
       ? t.section({ class: 'card' }, el(CellPanel, { run, cell: selected }))
       : null,
-    el(Card, { title: 'Now' }, el(Facts, { data })),
+    el(Card, { title: data.ended_ms ? 'At the end' : 'Now' }, el(Facts, { data })),
     el(
       Card,
       { title: 'Process groups', note: 'the last sequence this rank entered, and the last that ended' },

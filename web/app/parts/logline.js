@@ -179,7 +179,7 @@ export function Filters({ total }) {
           'aria-label': `Drop the filter ${key}`,
         },
         key === 'time'
-          ? `${now.from ? exactTime(Number(now.from)) : 'start'} – ${now.to ? exactTime(Number(now.to)) : 'now'}`
+          ? `${now.from ? exactTime(Number(now.from)) : 'start'} – ${now.to ? exactTime(Number(now.to)) : 'the newest'}`
           : `${key} ${now[key]}`,
         el(Icon, { name: 'cross', size: 9 }),
       ),

@@ -41,7 +41,7 @@ def advice(request: Request, run: str) -> Response:
     service = service_of(request)
     with reading(request, run) as (connection, row):
         shown = verdict(connection, row)
-        seen = queries.situation(connection, row, shown, service.analysis.behind_seconds)
+        seen = queries.situation(connection, row, shown, service.behind_seconds(run))
         decision = decide(seen)
     epoch = service.writer.run(lambda unit: store.epoch_of(unit, run, decision), lock=of_run(run))
     valid_s = max(LEAST_VALID_SECONDS, 3 * service.settings.look_seconds)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rankscope_server.findings.finding import Severity
 from rankscope_server.observe.environment_rules import (
     is_near,
+    is_unknown,
     is_variable,
     kind_of,
     level_of,
@@ -16,7 +17,6 @@ from rankscope_server.observe.environment_rules import (
 )
 
 NOT_SET = "not set"
-_UNKNOWN = {"", "unknown", "n/a", "none"}  # how facts say that they could not be read
 NODE, OPTION = "node", "option"
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
 _CODE = re.compile(r"^(code|git)[._]")
@@ -74,7 +74,7 @@ def facts_drift(before: Facts, after: Facts) -> Drifts:
 def _values(fact: str, facts: Facts) -> frozenset[str]:
     sent = facts.get(fact, frozenset())
     if not is_variable(fact):
-        return frozenset(normal(fact, one) for one in sent if one.lower() not in _UNKNOWN)
+        return frozenset(normal(fact, one) for one in sent if not is_unknown(fact, one))
     values = frozenset(normal(fact, one) for one in sent if one)
     if not facts:
         return values

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from msgspec import structs
 
+from rankscope_server.api.old_answers import as_of_now
 from rankscope_server.api.overview.queries import overview
 from rankscope_server.api.overview.schema import Overview
 from rankscope_server.api.replies import documented, send
@@ -18,4 +20,10 @@ def run(request: Request, run: str) -> Response:
     service = service_of(request)
     with service.read() as connection:
         body = overview(connection, run, service.silent_before_ns(run))
+    behind_seconds = service.behind_seconds(run)
+    head = body.run
+    body = structs.replace(
+        body, answer=as_of_now(body.answer, head.status, behind_seconds),
+        run=structs.replace(head, answer=as_of_now(head.answer, head.status, behind_seconds)),
+    )  # fmt: skip
     return send(request, body, body.numbers)

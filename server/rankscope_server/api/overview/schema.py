@@ -6,7 +6,7 @@ import msgspec
 
 from rankscope_server.answers import Capped, Schema
 from rankscope_server.api.findings.schema import ShownVerdict
-from rankscope_server.api.runs.schema import AnswerState, LossRow, RunSummary
+from rankscope_server.api.runs.schema import LossRow, RunSummary, ShortAnswer
 from rankscope_server.api.storage.schema import RemovedRow
 from rankscope_server.findings.finding import Severity
 
@@ -35,11 +35,9 @@ class Coverage(Schema, frozen=True):
     losses_capped: Capped | None = None
 
 
-class ShownAnswer(Schema, frozen=True):
+class ShownAnswer(ShortAnswer, frozen=True):
     """The first sentence of the page, with or without a verdict."""
 
-    state: AnswerState
-    text: str
     detail: str
     deciding: list[str] = msgspec.field(default_factory=list)  # what would decide
     notes: list[str] = msgspec.field(default_factory=list)  # of coverage

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from rankscope_server.api.runs.schema import EnvironmentAnswer, Fact, FactDifference, FactValue
 from rankscope_server.findings.finding import Severity
-from rankscope_server.observe.environment_rules import severity_of
+from rankscope_server.observe.environment_rules import is_unknown, severity_of
 from rankscope_server.store import tables
 from rankscope_server.store.packing import unpack
 from rankscope_server.text import plural, rank_list
@@ -27,7 +27,9 @@ def environment(
         items = facts[rank].items()
         shared = set(items) if place == 0 else shared.intersection(items)
     names = set[str]().union(*facts.values()) - {name for name, _ in shared}
-    differences = [_difference(name, facts, ranks) for name in names]
+    uneven = [_difference(name, facts, ranks) for name in names]
+    differences = [one for one in uneven if not _is_in_part(one)]
+    in_part = sorted((one for one in uneven if _is_in_part(one)), key=lambda one: one.fact)
     differences.sort(key=lambda difference: (_ORDER[difference.severity], difference.fact))
     common = [Fact(fact=name, value=value) for name, value in sorted(shared)]
     missing = [rank for rank in range(world_size) if rank not in facts]
@@ -36,6 +38,7 @@ def environment(
         ranks=ranks,
         missing=missing,
         differences=differences,
+        not_known=in_part,
         common=common,
     )
 
@@ -52,6 +55,12 @@ def _difference(name: str, facts: dict[int, dict[str, str]], ranks: list[int]) -
             for value, members in sorted(values.items(), key=lambda item: len(item[1]))
         ],
     )
+
+
+def _is_in_part(difference: FactDifference) -> bool:
+    """Return whether ranks differ only in whether they could read a fact: that says nothing."""
+    known = [one for one in difference.values if not is_unknown(difference.fact, one.value)]
+    return len(known) < min(len(difference.values), 2)
 
 
 # (store, run, attempt) -> what was stored when it was counted, and the number

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from msgspec import structs
 
 from rankscope_server.api.access.rules import sender
+from rankscope_server.api.old_answers import as_of_now
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs import environment as environment_queries
 from rankscope_server.api.runs.queries import MAX_LIMIT, list_runs, reading
@@ -26,9 +28,16 @@ def runs(
     offset: Annotated[int, Query(ge=0, le=1 << 40)] = 0,
 ) -> Response:
     """List runs, newest first."""
-    with service_of(request).read() as connection:
+    service = service_of(request)
+    with service.read() as connection:
         body = list_runs(connection, sender(request).only_project, q, status, limit, offset)
-    return send(request, body, body.runs)
+    listed = [
+        structs.replace(
+            run, answer=as_of_now(run.answer, run.status, service.behind_seconds(run.run_id))
+        )
+        for run in body.runs
+    ]
+    return send(request, structs.replace(body, runs=listed), listed)
 
 
 @router.get("/runs/{run}/environment", **documented(EnvironmentAnswer))

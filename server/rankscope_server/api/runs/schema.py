@@ -96,4 +96,5 @@ class EnvironmentAnswer(Schema, frozen=True):
     ranks: list[int]
     missing: list[int]
     differences: list[FactDifference]
+    not_known: list[FactDifference]  # one value where it is known, and ranks that do not know it
     common: list[Fact]
