@@ -8,7 +8,7 @@ noise of 2 %, and one cell, somewhere, that took `--times` as long. The map is a
 page asks for it, at every zoom from the whole run down to 64 steps around the cell, and as many
 off its middle. At each zoom the bin that holds the cell must have a colour, so be above what is
 usual in the run, and no bin of another rank or step as strong a one; the cursor's question for
-the cell must give its number. Beside it stands how many other bins have a colour at all.
+that bin must name the rank and the step. Beside it stands how many other bins have a colour at all.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ class Zoom:
     seconds: float
     response_bytes: int  # compressed
     worst_first_lane: int  # of the rank, with the order "worst"; 0 is the first
+    is_named: bool  # by the cursor: the rank and the step, and not only the bin
 
     @property
     def is_seen(self) -> bool:
-        """Return whether the cell stands out."""
-        return self.ratio > self.usual_hi and self.ratio > self.strongest_other_ratio
+        """Return whether the cell stands out, and the cursor on its bin names it."""
+        stands_out = self.ratio > self.usual_hi and self.ratio > self.strongest_other_ratio
+        return stands_out and self.is_named
 
 
 @dataclass
@@ -158,6 +160,12 @@ def look(client: TestClient, span: tuple[int, int], rank: int, step: int) -> Zoo
         ratio = np.where(cells == MISSING, 0.0, 2 ** ((cells - 127) / 127))
     at = lane_of(answer, rank), (step - answer["step_lo"]) // answer["bin"]
     usual = max(answer["usual"]["hi"], USUAL[1])
+    own, first = answer["rows"][at[0]]["ranks"], answer["step_lo"] + at[1] * answer["bin"]
+    last = min(first + answer["bin"] - 1, answer["step_hi"])
+    named = client.get(
+        f"/api/v1/runs/{RUN}/cell/worst",
+        params={"ranks": ",".join(map(str, own)), "from": first, "to": last},
+    ).json()
     mine = float(ratio[at])
     ratio[at] = 0.0
     return Zoom(
@@ -167,6 +175,7 @@ def look(client: TestClient, span: tuple[int, int], rank: int, step: int) -> Zoo
         others_coloured=int((ratio > usual).sum()), bins=int(ratio.size),
         seconds=round(seconds, 3), response_bytes=int(reply.headers.get("content-length", 0)),
         worst_first_lane=lane_of(worst_first.json(), rank),
+        is_named=(named["rank"], named["step"]) == (rank, step),
     )  # fmt: skip
 
 

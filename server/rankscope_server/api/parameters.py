@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rankscope.wire.schema import MAX_RANK
 from rankscope_server.problems import Problem
 
 MAX_STEP = 1 << 48
+_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
 MAX_COLUMNS = 4_096
 From = Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)]
 To = Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)]
@@ -42,3 +44,17 @@ def ranks_of(texts: list[str]) -> list[int]:
         shown = ",".join(texts)[:40]
         raise Problem(422, f"{shown!r} is no list of ranks", "ranks", "give them as in 17,3")
     return [int(text) for text in texts]
+
+
+def rank_ranges(text: str) -> list[tuple[int, int]]:
+    """Return the first and last rank of each part of "0-63,70". Raises Problem 422."""
+    found = []
+    for part in items(text):
+        match = _RANGE.fullmatch(part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not low <= high <= MAX_RANK:
+            raise Problem(422, f"{part[:40]!r} is no range of ranks", "ranks", "write 0-63,70")
+        found.append((low, high))
+    if not found:
+        raise Problem(422, "no ranks are given", "ranks", "write 0-63,70")
+    return found

@@ -2,7 +2,8 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { binFor, breaksOf, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, rankOf, ranksTitle, ratioOf, rgb, stepAt, stretch, stretches, ticks, usualLevel, usualOf, usualWords, xOf, zoom } from '../../../web/app/charts/scene.js';
+import { binFor, breaksOf, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, rankOf,
+  rankRanges, ranksTitle, ratioOf, rgb, stepAt, stretch, stretches, ticks, usualLevel, usualOf, usualWords, xOf, zoom } from '../../../web/app/charts/scene.js';
 
 const level = (ratio) => Math.round(127 + 127 * Math.log2(ratio));
 const USUAL = usualOf({ usual: null }).cell;
@@ -159,4 +160,9 @@ test('a lane of few ranks names all of them, one of many has its label', () => {
   assert.equal(rankOf({ ranks: [5, 1, 9], worst_rank: 9 }), 9);
   assert.equal(rankOf({ ranks: [5, 1, 9], worst_rank: null }), 5);
   assert.equal(ranksTitle({ label: 'Rank 3', ranks: [3] }), 'Rank 3');
+});
+
+test('ranks are asked for by their ranges', () => {
+  assert.equal(rankRanges([7, 0, 1, 2, 9, 8]), '0-2,7-9');
+  assert.equal(rankRanges([5]), '5');
 });

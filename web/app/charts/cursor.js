@@ -1,15 +1,16 @@
 /** The map's one cursor: what it reads, where keys lead it, what it draws over the canvas. */
 
 import { useEffect, useState } from 'preact/hooks';
-import { useApi } from '../api.js';
+import { ask, useApi } from '../api.js';
 import { count, deviation, duration, percent, timeOfDay } from '../format.js';
 import { Icon } from '../parts/bits.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { timeAt } from './paint.js';
-import { isNeutral, MISSING, rankOf, ratioOf, referenceWords, stepAt, usualOf, xOf } from './scene.js';
+import { isNeutral, MISSING, rankRanges, ratioOf, referenceWords, stepAt, usualOf, xOf } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
+/** @typedef {import('../../types/api.js').Cell} Cell */
 /** @typedef {import('../../types/api.js').ErrorGroup} ErrorGroup */
 /** @typedef {import('./scene.js').Band} Band */
 /** @typedef {{band: Band, step: number, x: number}} Spot */
@@ -17,6 +18,25 @@ import { isNeutral, MISSING, rankOf, ratioOf, referenceWords, stepAt, usualOf, x
 
 const NAMED = 8; // ranks of a lane in its tip
 const MARKED = 64; // ranks of a kind of error
+
+/** Some steps of some ranks that are one cell of the map. @typedef {{ranks: number[], first: number, last: number}} Bin */
+
+/** Where the numbers of a cell are, and of a bin of several those of the one that it has its colour from.
+ * @param {string} run @param {string} metric @param {Bin} bin */
+function cellPath(run, metric, { ranks, first, last }) {
+  if (ranks.length === 1 && first === last) return withQuery(runPath(run, 'cell'), { rank: ranks[0], step: first });
+  return withQuery(runPath(run, 'cell', 'worst'), { ranks: rankRanges(ranks), from: first, to: last, metric });
+}
+
+/** The cell that a bin has its colour from; null where there is none, or it cannot be asked for.
+ * @param {string} run @param {string} metric @param {Bin} bin @returns {Promise<Cell | null>} */
+export async function worstOf(run, metric, bin) {
+  try {
+    return (await ask(cellPath(run, metric, bin)))?.data ?? null;
+  } catch {
+    return null;
+  }
+}
 
 /** What a spot holds, in numbers. @param {View} view @param {Spot} spot */
 export function readSpot({ map, lanes }, { band, step }) {
@@ -54,11 +74,6 @@ function ranksWords(row) {
   const total = row.ranks_capped?.total ?? row.ranks.length;
   const shown = row.ranks.slice(0, NAMED).join(', ');
   return `${count(total)} ranks: ${shown}${total > NAMED ? ` and ${count(total - NAMED)} more` : ''}`;
-}
-
-/** Of several ranks the one that deviates most. @param {import('../../types/api.js').MapRow} row */
-export function worstWords(row) {
-  return row.ranks.length > 1 && row.worst_rank !== null ? `. Most over the range: rank ${row.worst_rank}` : '';
 }
 
 /** Where a key leads. @param {string} key @param {boolean} shift
@@ -187,30 +202,34 @@ export function Cursor({ view, spot, brush, run }) {
       read.missing > 0 && read.level !== MISSING
         ? t.span({ class: 'faint' }, `, ${percent(read.missing)} without data`)
         : '',
-      read.row.ranks.length > 1
-        ? t.span({ class: 'exact' }, `${ranksWords(read.row)}${worstWords(read.row)}`)
-        : map.bin === 1
-          ? el(Exact, { run, rank: rankOf(read.row), step: read.first })
-          : null,
+      read.row.ranks.length > 1 ? t.span({ class: 'exact' }, ranksWords(read.row)) : null,
+      read.level === MISSING
+        ? null
+        : el(Exact, {
+            path: cellPath(run, map.metric, { ranks: read.row.ranks, first: read.first, last: read.last }),
+            named: read.row.ranks.length > 1 || read.first !== read.last,
+          }),
     ),
   );
 }
 
-/** Exact numbers, asked for once the pointer rests. @param {{run: string, rank: number, step: number}} props */
-function Exact({ run, rank, step }) {
+/** Exact numbers, asked for once the pointer rests; of a bin with the rank and step that it shows.
+ * @param {{path: string, named: boolean}} props */
+function Exact({ path, named }) {
   const [rested, setRested] = useState('');
-  const here = `${rank}@${step}`;
   useEffect(() => {
-    const timer = setTimeout(() => setRested(here), 180);
+    const timer = setTimeout(() => setRested(path), 180);
     return () => clearTimeout(timer);
-  }, [here]);
-  const answer = useApi(rested === here ? withQuery(runPath(run, 'cell'), { rank, step }) : null);
-  const cell = /** @type {import('../../types/api.js').Cell | null} */ (answer.data);
-  const known = cell && cell.rank === rank && cell.step === step && cell.own_work_ms !== null;
-  return t.span(
-    { class: 'exact' },
-    known
-      ? `${duration(cell.own_work_ms)} of self time${cell.reference_ms === null ? '' : `, peers ${duration(cell.reference_ms)}`}`
-      : ' ',
-  );
+  }, [path]);
+  const answer = useApi(rested === path ? path : null);
+  const cell = /** @type {Cell | null} */ (answer.path === path ? answer.data : null);
+  return t.span({ class: 'exact' }, cell ? cellWords(cell, named) : ' ');
+}
+
+/** A cell in numbers. @param {Cell} cell @param {boolean} named with its rank and step */
+export function cellWords(cell, named) {
+  const who = named ? `rank ${cell.rank}, step ${count(cell.step)}: ` : '';
+  if (cell.own_work_ms === null) return who ? `${who}no self time` : ' ';
+  const peers = cell.reference_ms === null ? '' : `, peers ${duration(cell.reference_ms)}`;
+  return `${who}${duration(cell.own_work_ms)} of self time${peers}`;
 }

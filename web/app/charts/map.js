@@ -13,13 +13,14 @@ import { readCell, readRange, readRank, runPath, withQuery, writeCell } from '..
 import {
   bandOf,
   Cursor,
+  cellWords,
   ErrorMarks,
   levelWords,
   moveSpot,
   placeWords,
   readSpot,
   Selection,
-  worstWords,
+  worstOf,
 } from './cursor.js';
 import { paint, tokens } from './paint.js';
 import {
@@ -50,6 +51,7 @@ import {
 /** @typedef {import('./cursor.js').Spot} Spot */
 /** @typedef {import('./cursor.js').View} View */
 
+const REST_MS = 400; // after the last key
 const NAME_HEIGHT = 14; // of a lane's name; below the last lane stands what the axis shows
 const AXIS_GAP = 3; // between the last lane and what the axis shows
 const WIDTH_STEP = 32; // a window that is dragged wider asks again once per so many pixels
@@ -266,6 +268,8 @@ function Plot({ run, view, strip, errors }) {
   const brush = useMemo(() => signal(/** @type {[number, number] | null} */ (null)), []);
   const [fonts, setFonts] = useState(document.fonts.status === 'loaded');
   const look = theme.value;
+  const asked = useRef(0);
+  const naming = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
   const selected = readCell(query.value.sel);
   const rank = readRank(query.value.sel);
 
@@ -292,10 +296,26 @@ function Plot({ run, view, strip, errors }) {
     const band = bandAt(plan, event.clientY - box.top);
     return { x, step: stepAt(map, x, width), band: band && band.kind !== 'strip' ? band : null };
   };
-  function pin(/** @type {Spot | null} */ at) {
-    if (!at) return setQuery({ sel: null });
-    const read = readSpot(view, at);
-    return setQuery({ sel: writeCell({ rank: rankOf(read.row), step: at.step }) });
+  /** The rank and step that a spot has its colour from. @param {Spot} at */
+  async function cellAt(at) {
+    const { row, first, last } = readSpot(view, at);
+    const found = await worstOf(run, map.metric, { ranks: row.ranks, first, last });
+    return found ?? { rank: rankOf(row), step: at.step };
+  }
+  async function pin(/** @type {Spot} */ at) {
+    asked.current += 1;
+    const mine = asked.current;
+    const { rank, step } = await cellAt(at);
+    if (mine === asked.current) setQuery({ sel: writeCell({ rank, step }) });
+  }
+  /** Say whom a bin shows, once the keys rest. @param {Spot} at */
+  function nameSoon(at) {
+    clearTimeout(naming.current);
+    naming.current = setTimeout(async () => {
+      const { row, first, last } = readSpot(view, at);
+      const found = await worstOf(run, map.metric, { ranks: row.ranks, first, last });
+      if (found && spot.value === at) announce(`Worst: ${cellWords(found, true)}`);
+    }, REST_MS);
   }
   function move(/** @type {Spot | null} */ to, speak = false) {
     spot.value = to;
@@ -307,9 +327,8 @@ function Plot({ run, view, strip, errors }) {
         : map.reference === 'own'
           ? ' from its own early steps'
           : ' from median';
-    announce(
-      `${read.row.label}${placeWords(read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}${worstWords(read.row)}`,
-    );
+    announce(`${read.row.label}${placeWords(read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}`);
+    if (read.level !== MISSING && (read.row.ranks.length > 1 || map.bin > 1)) nameSoon(to);
   }
   function zoomBy(/** @type {number} */ factor, /** @type {number} */ centre) {
     const whole = {
@@ -354,11 +373,8 @@ function Plot({ run, view, strip, errors }) {
     if (to) {
       move({ band: lanesOnly[to.lane], step: to.step, x: xOf(map, to.step, width) }, true);
     } else if (event.key === 'Enter' && spot.value) {
-      const read = readSpot(view, at);
-      go(
-        withQuery(runPath(run, 'steps', String(at.step)), {
-          sel: writeCell({ rank: rankOf(read.row), step: at.step }),
-        }),
+      cellAt(at).then(({ rank, step }) =>
+        go(withQuery(runPath(run, 'steps', String(step)), { sel: writeCell({ rank, step }) })),
       );
     } else if (event.key === ' ') {
       pin(at);

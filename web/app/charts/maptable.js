@@ -4,7 +4,8 @@ import { count, deviation, percent } from '../format.js';
 import { Table } from '../parts/bits.js';
 import { setQuery } from '../router.js';
 import { t } from '../tags.js';
-import { levelWords, placeWords } from './cursor.js';
+import { writeCell } from '../url.js';
+import { levelWords, placeWords, worstOf } from './cursor.js';
 import { decodeBytes, laneSummary, rankOf, ranksTitle, ratioOf } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
@@ -12,12 +13,17 @@ import { decodeBytes, laneSummary, rankOf, ranksTitle, ratioOf } from './scene.j
 const SHOWN = 200;
 
 /** @param {{map: MapData, run: string}} props */
-export function MapTable({ map }) {
+export function MapTable({ map, run }) {
   const cells = decodeBytes(map.cells);
   const lanes = map.rows.map((row, i) => ({
     row,
     ...laneSummary(cells.subarray(i * map.columns, (i + 1) * map.columns), map),
   }));
+  const lastOf = (/** @type {number} */ first) => Math.min(map.step_hi, first + map.bin - 1);
+  async function pin(/** @type {MapData['rows'][number]} */ row, /** @type {number} */ first) {
+    const found = await worstOf(run, map.metric, { ranks: row.ranks, first, last: lastOf(first) });
+    setQuery({ sel: writeCell(found ?? { rank: rankOf(row), step: first }) });
+  }
   return Table({
     label: 'The map as a table',
     frame: 'maptable',
@@ -52,9 +58,9 @@ export function MapTable({ map }) {
                 {
                   type: 'button',
                   class: 'link',
-                  onClick: () => setQuery({ sel: `${rankOf(lane.row)}@${lane.step}` }),
+                  onClick: () => pin(lane.row, lane.step),
                 },
-                count(lane.step),
+                map.bin > 1 ? `${count(lane.step)}–${count(lastOf(lane.step))}` : count(lane.step),
               ),
       },
       {

@@ -255,6 +255,18 @@ export function rankOf(row) {
   return row.worst_rank ?? row.ranks[0];
 }
 
+/** Ranks as the API takes them: "0-63,70". @param {number[]} ranks */
+export function rankRanges(ranks) {
+  /** @type {[number, number][]} */
+  const parts = [];
+  for (const rank of [...ranks].sort((a, b) => a - b)) {
+    const last = parts.at(-1);
+    if (last && last[1] === rank - 1) last[1] = rank;
+    else parts.push([rank, rank]);
+  }
+  return parts.map(([low, high]) => (low === high ? low : `${low}-${high}`)).join(',');
+}
+
 /** Which lanes begin another group than the one above them. @param {readonly {group: string}[]} rows @returns {Set<number>} */
 export function breaksOf(rows) {
   return new Set(rows.flatMap((row, index) => (index > 0 && row.group !== rows[index - 1].group ? [index] : [])));

@@ -80,6 +80,7 @@ RULES: dict[str, Rule] = {
             "agent",
             "budget",
             "cell",
+            "cell/worst",
             "collectives",
             "collectives/records",
             "commands",

@@ -171,6 +171,35 @@ def cell(connection: sa.Connection, run: sa.Row[Any], rank: int, step: int) -> C
     )
 
 
+def worst_cell(
+    connection: sa.Connection, run: sa.Row[Any], metric: str, ranks: list[tuple[int, int]],
+    lo: int, hi: int,
+) -> Cell:  # fmt: skip
+    """Return the cell of these ranks (first and last of each range) that the map colours by.
+
+    Raises Problem 404 where none of them has data, 422 for a metric or a range that it has not.
+    """
+    check_metric(metric)
+    first, last = step_range(run, lo, hi)
+    peers = load_peers(connection, run, metric)
+    if (last - first + 1) * peers.height > MAX_CELLS:
+        most = MAX_CELLS // peers.height
+        raise Problem(422, f"more than {most:,} steps of {peers.height:,} ranks", "to",
+                      "ask for the steps of one bin of the map")  # fmt: skip
+    values = own_part(metric, load_range(connection, run.run_id, planes_of(metric), first, last))
+    values = _fit(values, peers.height)
+    if metric in RATIO_METRICS:
+        values = _compare(peers, values).ratio
+    is_asked = np.zeros(peers.height, bool)
+    for low, high in ranks:
+        is_asked[low : high + 1] = True
+    values = np.where(is_asked[:, None], values, np.nan)
+    if np.isnan(values).all():
+        raise not_found("these ranks have no data in these steps", "ask for others", "ranks")
+    rank, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
+    return cell(connection, run, int(rank), first + int(column))
+
+
 def check_metric(metric: str) -> None:
     """Raise Problem 422 for a metric that the map does not have."""
     if metric not in MAP_METRICS:

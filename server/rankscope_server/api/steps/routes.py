@@ -7,7 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from rankscope.wire.schema import MAX_RANK
-from rankscope_server.api.parameters import MAX_STEP, From, To, Width, items, one_of
+from rankscope_server.api.parameters import (
+    MAX_STEP,
+    From,
+    To,
+    Width,
+    items,
+    one_of,
+    rank_ranges,
+)
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import onset_step, reading, run_row
 from rankscope_server.api.service import service_of
@@ -59,6 +67,21 @@ def cell(
     """Return the exact numbers of one rank in one step."""
     with reading(request, run) as (connection, row):
         body = map_queries.cell(connection, row, rank, step)
+    return send(request, body, [body])
+
+
+@router.get("/cell/worst", **documented(Cell))
+def worst_cell(
+    request: Request,
+    run: str,
+    ranks: str,
+    lo: Annotated[int, Query(alias="from", ge=1, le=MAX_STEP)],
+    hi: Annotated[int, Query(alias="to", ge=1, le=MAX_STEP)],
+    metric: Annotated[str, one_of(map_queries.MAP_METRICS)] = "own_work",
+) -> Response:
+    """Return which rank and step a bin of the map has its colour from, and its exact numbers."""
+    with reading(request, run) as (connection, row):
+        body = map_queries.worst_cell(connection, row, metric, rank_ranges(ranks), lo, hi)
     return send(request, body, [body])
 
 
