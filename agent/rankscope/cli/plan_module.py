@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.planning.errors import PlanError
 from rankscope.planning.model import Model, Part, Precision
+from rankscope.rank.hooks.numbers.layers import layers_of
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ def model_of_module(
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     module.to(dtype[precision.name])
     sample = _sample(shape, sequence, dtype[precision.name])
-    layers = _layers(module)
+    layers = layers_of(module)
     run = _Run(module, layers)
     run.once(sample, shape)
     first, inside, last = run.first, run.inside, run.last
@@ -118,27 +119,6 @@ def _sample(shape: str | None, sequence: int, floating: torch.dtype) -> torch.Te
         raise PlanError("input", f"{text!r} has {numbers[0]} samples", remedy)
     dtype = floating if dtype.is_floating_point else dtype
     return torch.zeros(numbers, dtype=dtype, device="meta")
-
-
-def _layers(module: nn.Module) -> list[nn.Module]:
-    """Return the row of equal modules that holds most of the weights; the whole if there is none.
-
-    Equal: of one class and as many weights.
-    """
-    best: list[nn.Module] = []
-    weight = 0
-    for owner in module.modules():
-        by_kind: dict[tuple[type, int], list[nn.Module]] = {}
-        for child in owner.children():
-            by_kind.setdefault((type(child), _count(child)), []).append(child)
-        for (_, size), alike in by_kind.items():
-            if len(alike) > 1 and len(alike) * size > weight:
-                best, weight = alike, len(alike) * size
-    return best or [module]
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class _Run:

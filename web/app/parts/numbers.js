@@ -29,7 +29,7 @@ const FIRST = [
 ];
 /** Flags and constants say nothing as a curve. */
 const NOT_DRAWN =
-  /_nonfinite$|^(alternating_losses|samples|tokens|parameters|parameter_bytes|model_parameters|optimizer_state_bytes|replica_checksum|rss_peak_bytes)$/;
+  /_nonfinite$|^(alternating_losses|samples|tokens|parameters|parameter_bytes|model_parameters|model_layers|layer_parameters|optimizer_state_bytes|replica_checksum|rss_peak_bytes)$/;
 const FLAGS = {
   loss_nonfinite: 'the loss was not finite',
   gradient_nonfinite: 'gradients were not finite',

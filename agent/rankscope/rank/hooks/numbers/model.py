@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from rankscope.rank.context import Context
+from rankscope.rank.hooks.numbers.layers import layers_of, num_weights
 from rankscope.rank.steps import EndedStep
 
 
@@ -71,15 +72,13 @@ class ModelSize:
             metrics.put("parameters", metrics.num_parameters)
             metrics.put("parameter_bytes", sum(map(_bytes, parameters.values())))
             metrics.put("optimizer_state_bytes", sum(map(_bytes, state.values())))
-        if self._context.replicated:
-            metrics.put(
-                "model_parameters",
-                sum(
-                    parameter.numel()
-                    for model in self._context.replicated
-                    for parameter in model.parameters()
-                ),
-            )
+        models = list(self._context.replicated)
+        if models:
+            metrics.put("model_parameters", sum(map(num_weights, models)))
+        if len(models) == 1:
+            layers = layers_of(models[0])
+            metrics.put("model_layers", len(layers))
+            metrics.put("layer_parameters", num_weights(layers[0]))
 
 
 def _bytes(tensor: Any) -> int:
