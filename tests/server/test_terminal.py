@@ -87,6 +87,11 @@ class Handler(BaseHTTPRequestHandler):
         row = {"label": HOSTILE, "before_median_ms": 1.0, "after_median_ms": 2.0,
                "before_p95_ms": None, "after_p95_ms": None, "difference_ms": 1.0, "low_ms": 1.0,
                "high_ms": 1.0, "state": HOSTILE}  # fmt: skip
+        changed = {
+            "label": HOSTILE, "step_ms": 1.0, "step_low_ms": 1.0, "step_high_ms": 2.0,
+            "throughput_ratio": 1.0, "memory_bytes": 1.0, "no_memory": HOSTILE, "by": HOSTILE,
+            "parts": {HOSTILE: 1.0}, "assumptions": [HOSTILE], "band": HOSTILE, "why_not": HOSTILE,
+        }  # fmt: skip
         comparison = {
             "text": HOSTILE, "before": {"label": HOSTILE}, "after": {"label": HOSTILE},
             "step": row, "parts": [row], "noise_text": HOSTILE, "not_comparable": [HOSTILE],
@@ -121,6 +126,13 @@ class Handler(BaseHTTPRequestHandler):
             "watched/parallelism": {"mesh": {"rank": [0], "values": []}},
             "/search?q=x&limit=100": {"lines": [line], "next_cursor": None},
             "quiet/compare": comparison,
+            "quiet/what-if?strategy=ddp": {
+                "text": HOSTILE, "step_lo": 1, "step_hi": 9, "num_steps": 9,
+                "now": {"text": HOSTILE, "step_ms": 1.0, "memory_bytes": None},
+                "answers": [changed, changed | {"step_ms": None}],
+                "inputs": [{"label": HOSTILE, "value": HOSTILE, "unit": "", "source": HOSTILE}],
+                "factors": [{"name": HOSTILE, "value": 1.0, "what": HOSTILE}],
+            },
         }  # fmt: skip
         known = [name for name in answers if self.path.endswith(name)]
         refusal = {"error": {"what": HOSTILE, "field": HOSTILE, "remedy": HOSTILE}}
@@ -179,6 +191,8 @@ CASES = {
     "search": ("x", "--server", "{url}"),
     "search refused": ("y", "--server", "{url}"),
     "diff refused": ("no-such", "--server", "{url}"),
+    "what-if": ("quiet", "--strategy", "ddp", "--server", "{url}"),
+    "what-if refused": ("no-such", "--server", "{url}"),
     "import": ("{log}", "--server", "{url}"),
     "explain": ("{log}",),
     "explain of a name": ("{folder}",),

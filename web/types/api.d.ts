@@ -2448,6 +2448,68 @@ export interface WaitNode {
   waited_seconds: number | null;
 }
 
+/** What changes would give: those that were asked for together, else each that makes sense. */
+export interface WhatIf {
+  text: string;
+  attempt: number;
+  step_lo: number;
+  step_hi: number;
+  num_steps: number;
+  now: WhatIfNow;
+  answers: WhatIfAnswer[];
+  inputs: WhatIfInput[];
+  factors: WhatIfFactor[];
+}
+
+/** One change, or several together; without a step it is not answered: `why_not` says why.  Throughput is that of samples, over that of now. */
+export interface WhatIfAnswer {
+  key: string;
+  label: string;
+  step_ms: number | null;
+  step_low_ms: number | null;
+  step_high_ms: number | null;
+  throughput_ratio: number | null;
+  throughput_low: number | null;
+  throughput_high: number | null;
+  ranks: number | null;
+  parts: Record<string, number>;
+  memory_bytes: number | null;
+  no_memory: string;
+  by: '' | 'both' | 'planner' | 'replay';
+  assumptions: string[];
+  band: string;
+  why_not: string;
+}
+
+/** What makes the planner's step of now the measured one. */
+export interface WhatIfFactor {
+  name: string;
+  value: number;
+  what: string;
+}
+
+/** A number that the answers rest on; without a value it is not known. `source`: from where. */
+export interface WhatIfInput {
+  name: string;
+  label: string;
+  value: number | string | null;
+  unit: string;
+  source: string;
+}
+
+/** The run as it was recorded; `parts` are ms of a step and add up to it. */
+export interface WhatIfNow {
+  text: string;
+  ranks: number;
+  nodes: number;
+  strategy: string;
+  microbatches: number | null;
+  step_ms: number | null;
+  parts: Record<string, number>;
+  memory_bytes: number | null;
+  memory_source: string;
+}
+
 /** The address that the server sees for the caller, and whether a proxy is between. */
 export interface Whoami {
   address: string;

@@ -17,6 +17,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.run", "RunCommand"),
     ("rankscope.cli.preflight", "PreflightCommand"),
     ("rankscope.cli.plan", "PlanCommand"),
+    ("rankscope.cli.what_if", "WhatIfCommand"),
     ("rankscope.cli.doctor", "DoctorCommand"),
     ("rankscope.cli.serve", "ServeCommand"),
     ("rankscope.cli.explain", "ExplainCommand"),
@@ -120,7 +121,7 @@ def _parser(commands: Sequence[Command]) -> tuple[Parser, dict[str, Parser]]:
 
 
 def _name_of(module: str) -> str:
-    return module.rpartition(".")[2].rstrip("_")
+    return module.rpartition(".")[2].rstrip("_").replace("_", "-")
 
 
 def _load(module: str, kind: str) -> Command:

@@ -59,8 +59,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("parameter_bytes", "bytes", "Their size on this rank.", "optimizer, once"),
     Metric("model_parameters", "", "All parameters of the model wrapped by DDP, frozen ones too.",
            "DistributedDataParallel, once"),
-    Metric("model_layers", "", "Layers of the model wrapped by DDP: modules of the row of equal ones "
-           "that holds most weights; 1 where it has none.", "DistributedDataParallel, once"),
+    Metric("model_layers", "", "Layers of the model wrapped by DDP: modules of the row of equal "
+           "ones that holds most weights; 1 where it has none.", "DistributedDataParallel, once"),
     Metric("layer_parameters", "", "Parameters of one of these layers.",
            "DistributedDataParallel, once"),
     Metric("optimizer_state_bytes", "bytes", "State of the optimizers on this rank.",

@@ -50,6 +50,7 @@ from rankscope_server.api.shared_answers import SharedAnswers
 from rankscope_server.api.steps import routes as steps
 from rankscope_server.api.storage import routes as storage
 from rankscope_server.api.timeline import routes as timeline
+from rankscope_server.api.what_if import routes as what_if
 from rankscope_server.settings import Settings
 
 GZIP_FROM_BYTES = 1_000
@@ -62,7 +63,7 @@ ROUTERS = (
     preflight.router,
     *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
     *(part.router for part in (machines, logs, communication, hang, resources, compare)),
-    *(part.router for part in (cost, fleet, parallelism, pictures, saved)),
+    *(part.router for part in (cost, fleet, parallelism, pictures, saved, what_if)),
     commands.router,
     preflight_results.router,
     preflight_network.router,

@@ -38,11 +38,11 @@ def items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def ranks_of(texts: list[str]) -> list[int]:
+def ranks_of(texts: list[str], field: str = "ranks") -> list[int]:
     """Return the ranks of a list such as "17,3". Raises Problem 422."""
     if not all(text.isdecimal() and text.isascii() and int(text) <= MAX_RANK for text in texts):
         shown = ",".join(texts)[:40]
-        raise Problem(422, f"{shown!r} is no list of ranks", "ranks", "give them as in 17,3")
+        raise Problem(422, f"{shown!r} is no list of ranks", field, "give them as in 17,3")
     return [int(text) for text in texts]
 
 

@@ -12,6 +12,8 @@ from rankscope_server.findings.statistics import Array
 from rankscope_server.findings.text import capital, ranks_text
 from rankscope_server.replay.replay import Replay
 
+_MOST_RANKS = 16  # of which it is worked out what a step without their slowness takes
+_MOST_CELLS = 8_000_000  # nodes x steps that are run again for that: about a second
 _SHARED = 1.01  # from here on ranks of a host had more of its processors
 _NO_MORE_PROCESSORS = (
     "the ranks of that host then work as long as before, as they share its processors again"
@@ -36,10 +38,19 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutRank:
+    """The mean step if this rank alone worked as its peers."""
+
+    rank: int
+    step_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class WhatIf:
     """The answers of one replay; `step_ms` is the recorded mean, `replayed_ms` what it gives back.
 
-    `outcomes` has every set of changes, the empty one first: that is `replayed_ms`.
+    `outcomes` has every set of changes, the empty one first: that is `replayed_ms`. `without` are
+    the ranks with most self time beyond the usual, the most first.
     """
 
     step_lo: int
@@ -49,6 +60,7 @@ class WhatIf:
     replayed_ms: float
     changes: tuple[Change, ...]
     outcomes: tuple[Outcome, ...]
+    without: tuple[WithoutRank, ...] = ()
 
 
 def what_if(
@@ -72,7 +84,18 @@ def what_if(
         step_lo=int(replay.steps[0]), step_hi=int(replay.steps[-1]), num_steps=len(replay.steps),
         step_ms=replay.recorded_step_ms(), replayed_ms=outcomes[0].step_ms,
         changes=tuple(change for change, _ in offered), outcomes=tuple(outcomes),
+        without=_without_each(replay, slow),
     )  # fmt: skip
+
+
+def _without_each(replay: Replay, slow: Sequence[int]) -> tuple[WithoutRank, ...]:
+    most = max(1, min(_MOST_RANKS, _MOST_CELLS // max(replay.recorded.size, 1)))
+    share = min(1.0, most / max(len(replay.ranks), 1))
+    rows = dict.fromkeys((*slow, *replay.slowest_ranks(share)))
+    return tuple(
+        WithoutRank(replay.ranks[row], replay.step_without_ms([row]))
+        for row in [row for row in rows if _has_peers(replay, row, [row])][:most]
+    )
 
 
 _Offered = tuple[Change, Callable[[Array], Array]]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -26,6 +27,7 @@ from rankscope_server.report.screen import show
 _TIMEOUT_SECONDS = 60
 _MAX_ANSWER_BYTES = 256 << 20
 _SILENT_AFTER_SECONDS = 10.0
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,13 @@ def read_report(wanted: Wanted) -> Report:
     if len(folders) < len(paths):
         missing = ", ".join(str(path) for path in paths if path not in folders)
         raise ReportError(f"{missing}: no such file or directory; give one directory for each node")
-    return _from_folders(folders, wanted)
+    return from_folders(folders, wanted.run_id, _report)
+
+
+def _report(*of: Any) -> Report:
+    from rankscope_server.report.store import report_view
+
+    return report_view(*of)
 
 
 def _from_server(wanted: Wanted) -> Report:
@@ -106,7 +114,8 @@ def _refusal(answer: HttpAnswer) -> str:
     return f"status {answer.status}; a server of an older version has no reports"
 
 
-def _from_folders(folders: Sequence[Path], wanted: Wanted) -> Report:
+def from_folders(folders: Sequence[Path], run_id: str, view: Callable[..., _Answer]) -> _Answer:
+    """Return what a view, see `store.View`, shows of a run in folders. Raises `ReportError`."""
     try:
         from rankscope_server.report import store
     except ImportError as error:
@@ -116,13 +125,13 @@ def _from_folders(folders: Sequence[Path], wanted: Wanted) -> Report:
         ) from error
     first = folders[0]
     if (first / store.DATABASE).is_file():
-        return store.report_of_database(first, wanted.run_id, _SILENT_AFTER_SECONDS)
-    directories, notes = _run_directories(folders, wanted.run_id)
+        return store.view_of_database(first, run_id, _SILENT_AFTER_SECONDS, view)
+    directories, notes = _run_directories(folders, run_id)
     if not directories:
-        return _from_recordings(folders)
+        return _from_recordings(folders, view)
     run_id = clean_run_id(directories[0].resolve().name)
     run = OfflineRun(directories, run_id)
-    return store.report_of_batches(
+    return store.view_of_batches(
         run_id,
         run.batches(),
         lambda: run.now_ns,
@@ -132,11 +141,12 @@ def _from_folders(folders: Sequence[Path], wanted: Wanted) -> Report:
             (*notes, *run.notes),
             run.is_open_ended,
         ),
+        view,
     )
 
 
-def _from_recordings(paths: Sequence[Path]) -> Report:
-    """Return the report of what other tools recorded: dumps, traces."""
+def _from_recordings(paths: Sequence[Path], view: Callable[..., _Answer]) -> _Answer:
+    """Return what is seen of what other tools recorded: dumps, traces."""
     from rankscope.cli.import_ import batches
     from rankscope_server.importers.recordings import (
         LOOK_AFTER_NS,
@@ -157,11 +167,12 @@ def _from_recordings(paths: Sequence[Path]) -> Report:
     run_id = clean_run_id(paths[0].resolve().name)
     kinds = ", ".join(recording.formats)
     left_out = tuple(f"left out: {text}" for text in recording.left_out)
-    return store.report_of_batches(
+    return store.view_of_batches(
         run_id,
         batches(run_id, recording.found),
         lambda: newest_ns(recording.found) + LOOK_AFTER_NS,
         lambda: Origin(f"{', '.join(map(str, paths))} ({kinds})", left_out),
+        view,
     )
 
 

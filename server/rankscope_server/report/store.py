@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 import sqlalchemy as sa
 
@@ -31,15 +32,26 @@ DATABASE = "rankscope.db"
 _NEVER_SECONDS = 1e9  # the one look is ours, at the time of the record
 _UNLIMITED = 1 << 40  # what is on this disk already needs no guard against its sender
 _MAX_LISTED = 8
+_Answer = TypeVar("_Answer")
+# What is wanted of a run: the store, its id, seconds after which it counts as silent, its source.
+View: TypeAlias = Callable[[sa.Connection, str, float, Origin], _Answer]
 
 
-def report_of_batches(
+def report_view(
+    connection: sa.Connection, run_id: str, silent_after_seconds: float, origin: Origin
+) -> Report:
+    """Return the report of a run."""
+    return report(connection, run_id, time.time_ns(), silent_after_seconds, origin)
+
+
+def view_of_batches(
     run_id: str,
     batches: Iterable[schema.Batch],
     now_ns: Callable[[], int],
     origin: Callable[[], Origin],
-) -> Report:
-    """Store batches in a temporary database, look once, and return the report.
+    view: View[_Answer],
+) -> _Answer:
+    """Store batches in a temporary database, look once, and return what is seen of the run.
 
     `now_ns` and `origin` are asked when all batches have been read.
     """
@@ -55,11 +67,13 @@ def report_of_batches(
             source = dataclasses.replace(source, notes=notes)
         with service.read() as connection:
             silent_after = 0.0 if source.is_open_ended else _NEVER_SECONDS
-            return report(connection, run_id, time.time_ns(), silent_after, source)
+            return view(connection, run_id, silent_after, source)
 
 
-def report_of_database(folder: Path, run_id: str, silent_after_seconds: float) -> Report:
-    """Return the report of a run in a server's data folder, which is only read.
+def view_of_database(
+    folder: Path, run_id: str, silent_after_seconds: float, view: View[_Answer]
+) -> _Answer:
+    """Return what is seen of a run in a server's data folder, which is only read.
 
     Without `run_id` it is the newest run.
     """
@@ -78,7 +92,7 @@ def report_of_database(folder: Path, run_id: str, silent_after_seconds: float) -
                 others = ", ".join(run.run_id for run in known.runs[1:])
                 notes.append(f"the newest of {known.total} runs; --run takes another: {others}")
             origin = Origin(f"data folder {folder}", tuple(notes))
-            return report(connection, chosen, time.time_ns(), silent_after_seconds, origin)
+            return view(connection, chosen, silent_after_seconds, origin)
     except Problem as problem:
         runs = ", ".join(run.run_id for run in known.runs)
         raise ReportError(f"{folder}: {problem.what}; its newest runs: {runs}") from problem

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope_server.diagnose.communication.detector import bucket_gains_of
 from rankscope_server.diagnose.goodput.detector import ledger_of
 from rankscope_server.diagnose.straggler.detector import near_rows
 from rankscope_server.diagnose.window import Window
@@ -50,6 +51,17 @@ class Cost:
     slow_ranks: tuple[int, ...]  # that straggling is about, of all attempts
     what_if: WhatIf | None
     no_what_if: str  # why there is none
+    buckets: tuple[Bucket, ...] = ()  # of a DDP run
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What a replay says of another bucket: throughput over that of now, within a band."""
+
+    bucket_mib: float
+    gain: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +102,13 @@ def cost_of(window: Window) -> Cost | None:
     divided = [waits_of(one, slow) for one, slow in zip(windows, accused, strict=True)]
     for name, share in _shares(windows, divided).items():
         parts[name] += share * ledger.parts[_TOGETHER]
-    found, reason = _what_if(window, accused[-1])
+    found, buckets, reason = _what_if(window, accused[-1])
     return Cost(
         parts=parts, wall_seconds=ledger.wall_seconds, num_ranks=ledger.num_ranks,
         num_attempts=ledger.num_attempts, lost_steps=ledger.lost_steps, ettr=ledger.ettr,
         num_divided=sum(waits.num_steps for waits in divided if waits is not None),
         slow_ranks=tuple(sorted({one.rank for slow in accused for one in slow})),
-        what_if=found, no_what_if=reason,
+        what_if=found, no_what_if=reason, buckets=buckets,
     )  # fmt: skip
 
 
@@ -181,20 +193,24 @@ def _shares(windows: Sequence[Window], divided: Sequence[Waits | None]) -> dict[
     return found
 
 
-def _what_if(window: Window, accused: Sequence[_Accused]) -> tuple[WhatIf | None, str]:
+def _what_if(
+    window: Window, accused: Sequence[_Accused]
+) -> tuple[WhatIf | None, tuple[Bucket, ...], str]:
     try:
-        replay, _ = window.replays.newest(window.steps, window.ranks, window.groups, window.policy)
+        replay, programs = window.replays.newest(
+            window.steps, window.ranks, window.groups, window.policy
+        )
     except NoReplay as error:
-        return None, str(error)
+        return None, (), str(error)
     newest = int(replay.steps[-1])
     active = [one for one in accused if one.first_step <= newest <= one.last_step]
     ranks = {one.rank for one in active}
     rows = [row for row, rank in enumerate(replay.ranks) if rank in ranks]
     slower = _slower(window, active) if active else {}
     row_of = {rank: row for row, rank in enumerate(replay.ranks)}
-    return what_if(
-        replay, rows, {row_of[rank]: slower[rank] for rank in slower if rank in row_of}
-    ), ""
+    found = what_if(replay, rows, {row_of[rank]: slower[rank] for rank in slower if rank in row_of})
+    gains = bucket_gains_of(window, replay, programs)
+    return found, tuple(Bucket(float(mib), *gain) for mib, gain in gains.items()), ""
 
 
 def _slower(window: Window, accused: Sequence[_Accused]) -> dict[int, float]:

@@ -47,7 +47,8 @@ def test_local_and_reduced_gradients(tmp_path: Path, micro: int) -> None:
             assert one["gradient_norm_local"] != pytest.approx(one["gradient_norm"], rel=1e-3)
             assert one["gradient_local_nonfinite"] == one["gradient_nonfinite"] == 0
     assert seen[0][2]["model_parameters"] == seen[0][2]["parameters"] == 47
-    assert (seen[0][2]["model_layers"], seen[0][2]["layer_parameters"]) == (1, 47)  # no row of equals
+    layers = (seen[0][2]["model_layers"], seen[0][2]["layer_parameters"])
+    assert layers == (1, 47), "no row of equal ones"
     if micro > 1:  # and none of it changes a bit of what the program computes
         plain = recorded.run(
             tmp_path / "plain", "gradients.py", "33", str(micro), "0", "0", ranks=2, RANKSCOPE="0"

@@ -109,6 +109,7 @@ RULES: dict[str, Rule] = {
             "steps/{step}",
             "steps/{step}/trace",
             "throughput",
+            "what-if",
         )
     },
     f"POST {_RUN}/findings/{{id}}/acknowledge": replace(OPERATE, deed="acknowledge finding"),

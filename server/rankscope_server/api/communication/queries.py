@@ -74,7 +74,7 @@ def communication(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -
     chosen = choose(connection, inside, MAX_CALLS)
     if chosen.is_cut and chosen.lo is not None and chosen.lo <= last:
         inside = replace(inside, lo=max(first, chosen.lo))
-    calls = _calls(connection, chosen, inside)
+    calls = calls_of(connection, chosen, inside)
     first = inside.lo or first
     thinned = thinned_of(connection, inside, run.world_size)
     groups = groups_of(connection, run, attempt)
@@ -123,7 +123,7 @@ def _steps(connection: sa.Connection, run: sa.Row[Any], wanted: Wanted) -> tuple
     return (usual if wanted.lo is None else max(begin, wanted.lo)), hi
 
 
-def _calls(connection: sa.Connection, chosen: Chosen, inside: Wanted) -> Calls:
+def calls_of(connection: sa.Connection, chosen: Chosen, inside: Wanted) -> Calls:
     """Return the calls of some steps from their chunks, columns side by side."""
     columns: dict[str, list[Any]] = {name: [] for name in (*NUMBERS, "rank", "group", "operation")}
     groups, operations = Codes(), Codes()

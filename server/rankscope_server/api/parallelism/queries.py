@@ -54,7 +54,7 @@ def parallelism(connection: sa.Connection, run: sa.Row[Any]) -> Parallelism:
     rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt, _COLUMNS)}
     world_size = max([run.world_size, *(rank + 1 for rank in rows)])
     stage_of = {rank: row.stage for rank, row in rows.items() if row.num_stages > 1}
-    families = families_of(_groups(connection, run), world_size, stage_of)
+    families = families_of(groups_of(connection, run), world_size, stage_of)
     layout = layout_of(families, range(world_size), stage_of)
     first, last = _steps(connection, run, world_size)
     planes = _planes(connection, run, first, last, world_size)
@@ -82,7 +82,8 @@ def parallelism(connection: sa.Connection, run: sa.Row[Any]) -> Parallelism:
     )
 
 
-def _groups(connection: sa.Connection, run: sa.Row[Any]) -> list[Group]:
+def groups_of(connection: sa.Connection, run: sa.Row[Any]) -> list[Group]:
+    """Return the process groups of the newest attempt."""
     table = tables.process_group.c
     rows = connection.execute(
         sa.select(table.group, table.ranks, table.backend, table.description)

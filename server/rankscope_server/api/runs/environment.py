@@ -20,7 +20,7 @@ def environment(
     connection: sa.Connection, run_id: str, attempt: int, world_size: int
 ) -> EnvironmentAnswer:
     """Return which facts differ between the ranks of an attempt and which they share."""
-    facts = _facts(connection, run_id, attempt)
+    facts = facts_of(connection, run_id, attempt)
     ranks = sorted(facts)
     shared = set[tuple[str, str]]()
     for place, rank in enumerate(ranks):
@@ -93,11 +93,15 @@ def num_differences(connection: sa.Connection, run_id: str, attempt: int) -> int
     return before[1]
 
 
-def _facts(connection: sa.Connection, run_id: str, attempt: int) -> dict[int, dict[str, str]]:
+def facts_of(
+    connection: sa.Connection, run_id: str, attempt: int, rank: int | None = None
+) -> dict[int, dict[str, str]]:
+    """Return the facts of each rank of an attempt, or of one."""
     table = tables.environment.c
+    where = table.rank >= 0 if rank is None else table.rank == rank
     rows = connection.execute(
         sa.select(table.rank, table.facts).where(
-            table.run_id == run_id, table.attempt == attempt, table.rank >= 0
+            table.run_id == run_id, table.attempt == attempt, where
         )
     )
     return {rank: _decode_facts(unpack(facts)) for rank, facts in rows}

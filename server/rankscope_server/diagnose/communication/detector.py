@@ -14,6 +14,7 @@ from rankscope_server.diagnose.communication.split import (
     Exposure,
     accumulation_advice,
     bucket_advice,
+    bucket_gains,
     collectives_of,
     compression_advice,
     exposure_of,
@@ -21,7 +22,12 @@ from rankscope_server.diagnose.communication.split import (
     models_of,
     stream_of,
 )
-from rankscope_server.diagnose.communication.transfer_model import MB, MIN_BUCKET_BYTES
+from rankscope_server.diagnose.communication.transfer_model import (
+    MB,
+    MIN_BUCKET_BYTES,
+    GradientStream,
+    TransferModel,
+)
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     NOT_HERE,
@@ -76,6 +82,26 @@ class Communication:
         return ran(self, found, () if found else (_text(window, replay, exposure),))
 
 
+def bucket_gains_of(
+    window: Window, replay: Replay, programs: list[Program]
+) -> dict[int, tuple[float, float, float]]:
+    """Return by MB of a DDP bucket the throughput that it is predicted to give, and a band.
+
+    Empty where the step is no DDP's, or its waits do not show when gradients were ready.
+    """
+    events = window.replays.events
+    every = collectives_of(
+        replay, programs, events.words("operation"), events.words("dtype"), window.policy
+    )
+    found = _reductions(programs, every)
+    if found is None or _accumulation(window, replay, found[0], every) is not None:
+        return {}
+    known = _stream(window, replay, *found)
+    if known is None:
+        return {}
+    return bucket_gains(*known, replay.mean_step_ms(), window.policy)
+
+
 def _best_advice(
     window: Window,
     replay: Replay,
@@ -84,6 +110,24 @@ def _best_advice(
     exposure: Exposure,
 ) -> Advice | None:
     """Return the change that is predicted to give most, None where none gives enough."""
+    found = _reductions(programs, every)
+    if found is None:
+        return None
+    program, mine = found
+    advice = [_accumulation(window, replay, program, every, exposure)]
+    known = _stream(window, replay, program, mine) if advice[0] is None else None
+    if known is not None:
+        advice.append(bucket_advice(*known, exposure.step_ms, window.policy))
+        if _may_compress(window, mine, _columns(window, replay)):
+            advice.append(compression_advice(*known, exposure.step_ms, window.policy))
+    good = [one for one in advice if one is not None and one.gain >= window.policy.advice_gain]
+    return max(good, key=lambda one: one.gain, default=None)
+
+
+def _reductions(
+    programs: list[Program], every: list[Collective]
+) -> tuple[Program, list[Collective]] | None:
+    """Return what most ranks do, and its reductions; None where it does anything else."""
     program = max(programs, key=lambda one: len(one.rows))
     here = set(program.nodes[0].tolist())
     mine = [collective for collective in every if collective.node in here]
@@ -93,26 +137,40 @@ def _best_advice(
         name.shift is not None for name in program.names
     ):
         return None
-    columns = np.searchsorted(window.steps.steps, replay.steps)
+    return program, mine
+
+
+def _columns(window: Window, replay: Replay) -> np.ndarray:
+    return np.searchsorted(window.steps.steps, replay.steps)
+
+
+def _accumulation(
+    window: Window,
+    replay: Replay,
+    program: Program,
+    every: list[Collective],
+    exposure: Exposure | None = None,
+) -> Advice | None:
+    """Return what `no_sync` gives where gradients are reduced in every microbatch."""
+    counted = median(window.steps.get("microbatches")[0, _columns(window, replay)])
     sizes = [name.size_bytes for name in program.names if name.size_bytes >= MIN_BUCKET_BYTES]
-    microbatches = int(np.nan_to_num(median(window.steps.get("microbatches")[0, columns])))
-    advice = [accumulation_advice(sizes, microbatches, exposure)]
+    known = exposure or exposure_of(replay, every)
+    return accumulation_advice(sizes, int(np.nan_to_num(counted)), known)
+
+
+def _stream(
+    window: Window, replay: Replay, program: Program, mine: list[Collective]
+) -> tuple[GradientStream, list[TransferModel]] | None:
+    """Return when gradients were ready, and how long a transfer takes: usually, fast, slow."""
     models = [
         model
         for share in (_USUAL, _FAST, _SLOW)
         if (model := models_of(mine, share).get((mine[0].group, mine[0].operation)))
     ]
-    if models and advice[0] is None:
-        forward = sum(
-            window.steps.get(name)[program.rows][:, columns] for name in ("data", "forward")
-        )
-        stream = stream_of(program, mine, np.asarray(forward, float))
-        if stream is not None:
-            advice.append(bucket_advice(stream, models, exposure.step_ms, window.policy))
-            if _may_compress(window, mine, columns):
-                advice.append(compression_advice(stream, models, exposure.step_ms, window.policy))
-    good = [one for one in advice if one is not None and one.gain >= window.policy.advice_gain]
-    return max(good, key=lambda one: one.gain, default=None)
+    columns = _columns(window, replay)
+    forward = sum(window.steps.get(name)[program.rows][:, columns] for name in ("data", "forward"))
+    stream = stream_of(program, mine, np.asarray(forward, float)) if models else None
+    return None if stream is None else (stream, models)
 
 
 def _may_compress(window: Window, mine: list[Collective], columns: np.ndarray) -> bool:

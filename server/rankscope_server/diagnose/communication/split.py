@@ -167,14 +167,21 @@ def bucket_advice(
     stream: GradientStream, models: Sequence[TransferModel], step_ms: float, policy: Policy
 ) -> Advice:
     """Return the best bucket size; `models` are the usual one, a fast one and a slow one."""
-    total = float(stream.size_bytes.sum())
-    by_cap = {
-        cap: _gains(stream, models, buckets_of(total, cap * MB), 1.0, step_ms, 0.0, policy)
-        for cap in CAPS_MB
-    }
+    by_cap = bucket_gains(stream, models, step_ms, policy)
     cap = max(by_cap, key=lambda cap: (by_cap[cap][0], -cap))
     gain, low, high = by_cap[cap]
     return Advice("bucket", gain, low, high, f"Set bucket_cap_mb to {cap}")
+
+
+def bucket_gains(
+    stream: GradientStream, models: Sequence[TransferModel], step_ms: float, policy: Policy
+) -> dict[int, tuple[float, float, float]]:
+    """Return by MB of a bucket the gain with the first model, and a band of it."""
+    total = float(stream.size_bytes.sum())
+    return {
+        cap: _gains(stream, models, buckets_of(total, cap * MB), 1.0, step_ms, 0.0, policy)
+        for cap in CAPS_MB
+    }
 
 
 def compression_advice(
