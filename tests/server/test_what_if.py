@@ -85,6 +85,12 @@ def test_changes_are_made_together(looked: Sender) -> None:
     assert other["by"] == "planner"
 
 
+def test_what_is_so_already_changes_nothing(looked: Sender) -> None:
+    (same,) = looked.get("/what-if", strategy="ddp", microbatches=1, ranks_per_node=2)["answers"]
+    assert (same["label"], same["by"]) == ("As it is", "planner")
+    assert same["throughput_ratio"] == pytest.approx(1.0)
+
+
 def test_a_replay_knows_some_ranks_and_says_which(looked: Sender) -> None:
     shown = looked.get("/what-if", without="1,3")
     assert shown["text"].startswith("Not known: a replay is made without")
@@ -140,7 +146,7 @@ def test_the_command_says_what_the_server_answers(
     one = what_if("slow", "--link-times", "2", "--microbatches", "4", *at)
     assert one.returncode == 0, one.stderr
     assert "assumed: the latency of a message stays as it is" in one.stdout
-    assert "calibrated: overlap" in one.stdout
+    assert "calibrated: share of a backward that hides messages" in one.stdout
     printed = what_if("slow", "--link-times", "2", "--json", *at)
     assert json.loads(printed.stdout) == get(
         f"{server.url}/api/v1/runs/slow/what-if?link_times=2.0"

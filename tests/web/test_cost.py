@@ -19,6 +19,7 @@ WIDTHS = (420, 720, 1440, 2560)
     "path",
     [
         f"runs/{SLOW}/cost?price=2.5&currency=EUR&if=as-peers",
+        f"runs/{SLOW}/cost?link_times=2&add_nodes=1&without={SLOW_RANK}",
         f"runs/{HEALTHY}/cost",
         f"runs/{CRASH}/cost",
         f"runs/{FRESH}/cost",
@@ -118,4 +119,43 @@ def test_where_it_is_not_known_it_says_so(site: Site, open_page: Callable[..., W
     assert watched.sentence() == answer["text"]
     assert answer["what_if"] is None
     assert watched.page.get_by_text("No replay of the steps: needs").is_visible()
+    watched.check()
+
+
+def test_changes_are_chosen_and_combined_by_keyboard(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page(f"runs/{SLOW}/cost")
+    page = watched.page
+    table = page.get_by_role("region", name="What changes would give")
+    answer = site.ask(f"runs/{SLOW}/what-if")
+    known = [one["key"] for one in answer["answers"] if one["step_ms"] is not None]
+    table.locator("tbody tr").first.wait_for()
+    assert [row.get_attribute("data-change") for row in table.locator("tbody tr").all()] == known
+    page.get_by_text(answer["text"]).wait_for()
+    missing = page.get_by_role("list", name="Not known").inner_text()
+    for one in answer["answers"]:
+        assert (one["step_ms"] is None) == (f"{one['label']}: not known" in missing)
+    page.keyboard.press("f")
+    focused = page.evaluate("document.activeElement.parentElement.textContent")
+    assert focused.startswith("Strategy")
+    page.get_by_label("Links times as fast").fill("2")
+    page.get_by_label("Microbatches").fill("4")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/cost?link_times=2&microbatches=4")
+    both = site.ask(f"runs/{SLOW}/what-if?link_times=2&microbatches=4")
+    page.get_by_text(both["text"]).wait_for()
+    assumed = page.get_by_role("list", name="What it rests on")
+    for text in both["answers"][0]["assumptions"]:
+        assert text[1:] in assumed.inner_text()
+    page.get_by_label("Nodes more").fill("-9")
+    page.keyboard.press("Enter")
+    alert = page.get_by_role("alert").filter(has_text="fewer nodes")
+    alert.wait_for()
+    assert "Take at most" in alert.inner_text()
+    page.get_by_role("button", name="as it is").click()
+    page.wait_for_url(f"**/runs/{SLOW}/cost")
+    table.get_by_role("button", name=f"Rank {SLOW_RANK} as fast as its peers").click()
+    page.wait_for_url(f"**/cost?without={SLOW_RANK}")
+    watched.problems = [one for one in watched.problems if "422" not in one]
     watched.check()

@@ -43,6 +43,7 @@ ANSWERS = {
     "What happened on the machines": ("#verdict", r"(?i)machine|host|node"),
     "What changed": ("main", rf"{SLOW}"),
     "What would the run cost": ("main", rf"Rank {SLOW_RANK} as fast as its peers"),
+    "What would it take": ("[aria-label='What changes would give']", r"Links 2 times as fast"),
     "Would the launch": ("main", r"(?i)preflight"),
     "Which host was slow": ("main", r"(?i)hosts"),
     "Which runs need": ("#verdict", r"(?i)runs? needs? attention"),

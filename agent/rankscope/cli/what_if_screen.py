@@ -72,7 +72,9 @@ class _Screen:
         if one["band"]:
             self._say(f"  band: {one['band']}")
         for factor in answer["factors"] if one["by"] != "replay" else ():
-            self._say(f"  calibrated: {factor['name']} {factor['value']:.3g}, {factor['what']}")
+            is_time = factor["name"].endswith("_ms")
+            value = _ms(factor["value"]) if is_time else f"{factor['value']:.0%}"
+            self._say(f"  calibrated: {factor['what']}: {value}")
         self._say("\nMeasured", style="bold")
         for row in answer["inputs"]:
             self._say(f"  {row['label']}: {_value(row)} ({row['source']})")

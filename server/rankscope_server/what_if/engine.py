@@ -66,7 +66,7 @@ class Engine:
             raise CannotAnswer("how many weights the model has is not recorded")
         if not name:
             raise CannotAnswer("how much state the optimizer keeps of a weight is not recorded")
-        return memory_of(_model(self.recorded, layout, 1.0), layout, machine, name).total
+        return memory_of(planned_model(self.recorded, layout, 1.0), layout, machine, name).total
 
 
 def engine_of(recorded: Recorded, place: int = 1) -> Engine:
@@ -164,7 +164,7 @@ def _check(recorded: Recorded) -> None:
             raise CannotAnswer("the messages are not those of DDP, ZeRO or FSDP")
 
 
-def _model(recorded: Recorded, layout: Layout, work: float) -> Model:
+def planned_model(recorded: Recorded, layout: Layout, work: float = 1.0) -> Model:
     """Return the model: weights as recorded, and work that a rank's step has in any layout."""
     item = recorded.item_bytes or 4
     count = recorded.num_layers or 1
@@ -230,7 +230,7 @@ def _time(
     recorded: Recorded, layout: Layout, machine: Machine, overlap: float, work: float
 ) -> StepTime:
     """Return the planner's time. Raises CannotAnswer where a link is not known."""
-    model = _model(recorded, layout, work)
+    model = planned_model(recorded, layout, work)
     name = optimizer_of(recorded) or "adamw"  # only how an update shrinks with its shard counts
     found = step_time(model, layout, machine, name, overlap=overlap)
     if found is None:

@@ -7,6 +7,7 @@ import { setTitle } from '../page.js';
 import { Card, Empty, Problem, Skeleton, Table } from '../parts/bits.js';
 import { hoursWords, money, readChanges, readPrice, shareWords, stepWith, waterfall } from '../parts/costmaths.js';
 import { Field } from '../parts/fields.js';
+import { Otherwise } from '../parts/whatif.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
@@ -59,6 +60,7 @@ export function Page({ run, topic }) {
             t.p(null, t.a({ class: 'button', href: runPath(run) }, 'The run’s overview')),
           ),
         ),
+    el(Otherwise, { key: 'o', run, topic }),
   );
 }
 
@@ -214,7 +216,7 @@ function Changes({ run, data, price }) {
       : null,
     t.p(
       { class: 'note padded' },
-      'Other bucket sizes, microbatches and checkpoint distances are findings of their own, with their gain, where they would give 3 % or more: ',
+      'Other layouts, links, bucket sizes and microbatches are below. Checkpoint distances, and what else would give 3 % or more, are ',
       t.a({ href: runPath(run, 'findings') }, 'findings'),
       '.',
     ),

@@ -58,7 +58,9 @@ def what_if(connection: sa.Connection, run: sa.Row[Any], asked: Asked) -> WhatIf
     recorded = _completed(recorded_of(connection, run), asked)
     _check(asked, recorded)
     replayed = _replay_of(run)
-    questions = [asked] if asked.changes else _offered(recorded, replayed, asked)
+    questions = (
+        [_differing(asked, recorded)] if asked.changes else _offered(recorded, replayed, asked)
+    )
     answers = [_answer(one, recorded, replayed) for one in questions]
     if not asked.changes:
         answers = _best_bucket(answers)
@@ -91,6 +93,19 @@ def _completed(recorded: Recorded, asked: Asked) -> Recorded:
         return recorded
     each = recorded.parameters / asked.layers
     return replace(recorded, layers=asked.layers, layer_parameters=each)
+
+
+def _differing(asked: Asked, recorded: Recorded) -> Asked:
+    """Return what is asked for without what is so already."""
+    change = asked.change
+    same = {
+        "strategy": change.strategy == recorded.strategy,
+        "ranks_per_node": change.ranks_per_node == recorded.devices,
+        "microbatches": change.microbatches == recorded.microbatches,
+    }
+    nothing = Change()
+    fields = {name: getattr(nothing, name) for name, is_same in same.items() if is_same}
+    return replace(asked, change=replace(change, **fields))
 
 
 def _check(asked: Asked, recorded: Recorded) -> None:
@@ -168,7 +183,7 @@ def _answered(asked: Asked, recorded: Recorded, replayed: _Replay, label: str) -
     kinds, now = asked.change.kinds, recorded.step_ms
     if not now:
         raise CannotAnswer("of no step is known how long ranks worked and how long they waited")
-    if not kinds:
+    if not kinds and is_replayed:
         return _by_replay(asked, label, recorded, ratio, replayed)
     bucket = replayed.buckets.get(asked.change.bucket_bytes / MIB)
     if kinds == ("bucket",) and not is_replayed and bucket is not None:

@@ -160,6 +160,6 @@ def factors_of(engine: Engine) -> list[WhatIfFactor]:
         )  # fmt: skip
     found.append(
         WhatIfFactor(name="kept_ms", value=engine.kept_ms,
-                     what="ms of a step that are in no formula and are kept")
+                     what="what of a step is in no formula, and is kept")
     )  # fmt: skip
     return found
