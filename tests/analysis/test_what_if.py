@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from rankscope_server.what_if.answers import Change, answer, check, offered
 from rankscope_server.what_if.engine import SHARD, CannotAnswer, engine_of
 from rankscope_server.what_if.recorded import Recorded, Sent, sent_of
 
+ROOT = Path(__file__).parents[2]
 WEIGHTS = 40_000_000.0
 WHOLE = 4 * WEIGHTS  # bytes, fp32
 LAYERS, OF_LAYER = 8, 4_500_000.0
@@ -249,3 +254,25 @@ def test_what_is_offered_can_be_asked_for() -> None:
             check(one, recorded)
             assert len(one.kinds) == 1
     assert {one.strategy for one in offered(run())} == {*SHARD, ""} - {"ddp"}
+    assert {one.kinds for one in offered(run(why_no_layout="several axes"))} == {
+        ("link",), ("ranks",)
+    }  # fmt: skip
+
+
+# --- how near it was -------------------------------------------------------------------------
+
+
+def test_the_document_has_the_table_of_what_was_measured() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/what_if.py", "--table", "--label", "any"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = (ROOT / "docs" / "plan.md").read_text()
+    made = re.search(r"made by benchmarks/what_if.py -->\n(.*?)<!-- end of recorded", text, re.S)
+    assert made is not None
+    assert made[1].strip() == done.stdout.strip()
+    said = re.search(r"Steps, (\d+) changes: .*?; (\d+) within their band", made[1])
+    assert said is not None
+    assert int(said[1]) >= 12
+    assert said[1] == said[2], "bands hold all that was measured"

@@ -217,8 +217,8 @@ def _by_replay(
         throughput_ratio=1 / ratio, throughput_low=1 / high, throughput_high=1 / low,
         ranks=recorded.ranks, parts={}, memory_bytes=recorded.memory_bytes or None, no_memory="",
         by="replay", assumptions=[assumption],
-        band="by how much replays missed steps that ran without (docs/cost.md), and the recorded "
-        "ones", why_not="",
+        band="by how much replays missed real steps without the slowness, and the recorded ones: "
+        "docs/plan.md", why_not="",
     )  # fmt: skip
 
 
