@@ -13,7 +13,7 @@ from rankscope_server.findings.text import capital, ranks_text
 from rankscope_server.replay.replay import Replay
 
 _MOST_RANKS = 16  # of which it is worked out what a step without their slowness takes
-_MOST_CELLS = 8_000_000  # nodes x steps that are run again for that: about a second
+_MOST_CELLS = 2_000_000  # nodes x steps that are run again for that: a fifth of a second
 _SHARED = 1.01  # from here on ranks of a host had more of its processors
 _NO_MORE_PROCESSORS = (
     "the ranks of that host then work as long as before, as they share its processors again"
