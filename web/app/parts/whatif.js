@@ -223,7 +223,7 @@ function Rests({ data }) {
       rows: data.inputs,
       keyOf: (row) => row.name,
       columns: [
-        { label: 'What', class: 'nowrap', cell: (row) => row.label },
+        { label: 'What', cell: (row) => row.label },
         { label: 'Value', class: 'num nowrap', cell: value },
         { label: 'From', class: 'faint', cell: (row) => row.source },
       ],
