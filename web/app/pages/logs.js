@@ -3,10 +3,11 @@
 import { useEffect, useMemo, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { Histogram } from '../charts/histogram.js';
-import { count, dateTime, plural } from '../format.js';
+import { count, dateTime, exactTime, plural } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle } from '../page.js';
 import { Command, Empty, Problem, Share, Skeleton } from '../parts/bits.js';
+import { RING } from '../parts/fold.js';
 import { VirtualList } from '../parts/list.js';
 import { fieldNames, readColumns, writeColumns } from '../parts/logfields.js';
 import { ColumnHeads, Filters, LogLineRow, LogPanel, stepHref } from '../parts/logline.js';
@@ -124,6 +125,16 @@ export function Page({ run, topic, overview, ended }) {
       el(Filters, { total }),
       summary.data?.is_at_least
         ? t.span({ class: 'note' }, 'Counted until the page was full: numbers are those of the newest lines')
+        : null,
+      held.older && held.lines.length >= RING
+        ? t.button(
+            {
+              type: 'button',
+              class: 'link',
+              onClick: () => setQuery({ to: Math.ceil(held.lines[0].time_ms), line: null }),
+            },
+            `The list holds ${count(RING)} lines: show those before ${exactTime(held.lines[0].time_ms)}`,
+          )
         : null,
       held.skipped
         ? t.span({ class: 'note' }, 'Newer lines came faster than they can be shown: all are stored and searchable')
