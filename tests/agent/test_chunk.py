@@ -267,6 +267,7 @@ def test_many_chunks_are_read_as_one_by_one(sizes: list[tuple[int, int]]) -> Non
 # --- several ranks in one --------------------------------------------------------------------
 
 
+@pytest.mark.core
 @given(
     st.dictionaries(st.integers(64, 127), st.tuples(st.integers(1, 40), st.integers(0, 3)),
                     min_size=2, max_size=9)

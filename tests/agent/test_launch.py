@@ -87,6 +87,7 @@ def test_order_is_kept_where_both_streams_go_to_one_place(tmp_path: Path) -> Non
     assert lines == [f"{name} {i}" for i in range(1, 201) for name in ("out", "err")]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("command", "code"),
     [

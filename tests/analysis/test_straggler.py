@@ -275,6 +275,7 @@ def test_order_does_not_matter() -> None:
     assert look_at(items).findings == look_at(shuffled).findings
 
 
+@pytest.mark.core
 def test_sentences_name_rank_step_reference_and_cost() -> None:
     job = Job(noise=CALM, faults=(Fault("slow_compute", 2, 140, 0.9),))
     verdict = analyse(record(job)).verdict

@@ -199,6 +199,7 @@ def test_the_gate_only_warns_if_asked_so(tmp_path: Path, port: int) -> None:
     assert "FAIL 1" in done.stderr
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("refuse_on", "code"), [("warn", 78), ("fail", 0)])
 def test_the_gate_refuses_warnings_if_asked_so(tmp_path: Path, refuse_on: str, code: int) -> None:
     with socket.socket() as probe:  # a port that the kernel hands out: that is a warning

@@ -22,6 +22,7 @@ DATA = SHARED_DATA / "flight_recorder" / "gpu_error_2nd"
 TRACE = SHARED_DATA / "traces" / "trace-AR.parquet"
 
 
+@pytest.mark.core
 @pytest.mark.skipif(not DATA.is_dir(), reason="recorded dumps are not on this machine")
 def test_imported_dumps_get_a_verdict_and_pages(
     start_server: Callable[..., ServerProcess], capsys: pytest.CaptureFixture[str]

@@ -111,6 +111,7 @@ def test_pages_hold_every_line_once_newest_first(
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.core
 def test_histogram_and_facets_count_everything(filled: Sender, lines: list[schema.LogLine]) -> None:
     answer = filled.get("/logs", limit=1)
     histogram = answer["histogram"]
@@ -130,6 +131,7 @@ def test_histogram_and_facets_count_everything(filled: Sender, lines: list[schem
     assert dict(map(tuple, chosen["stream"])) == by_stream
 
 
+@pytest.mark.core
 def test_tail_gives_each_new_line_once_in_order(sender: Sender) -> None:
     sender.send(log_line("old", time_ns=START_NS))
     last = sender.get("/logs")["last_id"]

@@ -309,6 +309,7 @@ def test_environment_tells_what_differs(seeded: Sender) -> None:
     assert "nccl.version is 2.21.5 on rank 3" in answer["text"]
 
 
+@pytest.mark.core
 def test_errors_name_the_first_and_fold_the_echoes(sender: Sender) -> None:
     sender.run_id = seed_with(poster(sender.client), steps=60, fault="crash", slow_rank=1)
     groups = sender.get("/errors")["groups"]

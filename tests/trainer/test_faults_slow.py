@@ -92,6 +92,7 @@ def test_slow_compute_is_slow_in_both_and_more_in_the_backward(finished: Finishe
     assert all(record[step]["backward"] >= 0.2 for step in (12, 13, 14))
 
 
+@pytest.mark.core
 def test_a_hiccup_stalls_some_steps_and_leaves_the_others(finished: Finished) -> None:
     begin, end = _manifest(finished, "hiccup", 1)
     assert begin["start_step"] == 16

@@ -138,6 +138,7 @@ def test_a_resumed_sync_run_goes_on_bit_for_bit(runs: Runs, tmp_path: Path) -> N
     assert_resumes_bit_for_bit(runs["sync"], ranks, tmp_path, after=HALFWAY, program=TRACED_TRAINER)
 
 
+@pytest.mark.core
 @pytest.mark.multiproc
 def test_each_microbatch_is_trained_once_by_whichever_worker(runs: Runs) -> None:
     finished = runs["reassign"]

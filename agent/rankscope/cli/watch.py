@@ -200,7 +200,7 @@ class _Json:
 
 
 class _Screen:
-    """Draws each look over the one before; the last one alone where nobody watches."""
+    """Draws each look over the one before; the last one alone where no one watches."""
 
     def __init__(self, console: SafeConsole, url: str, *, is_live: bool) -> None:
         self._console, self._url = console, url.rstrip("/")
