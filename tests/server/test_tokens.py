@@ -334,6 +334,9 @@ def test_the_audit_log_names_who_did_what(guarded: TestClient) -> None:
     for n in range(3):
         guarded.get("/api/v1/runs", headers=bearer(f"guess {n}"))
     guarded.post("/api/v1/session", json={"token": one["token"]})
+    kept = guarded.post("/api/v1/searches", json={"name": "errors", "q": "level:error"})
+    guarded.delete(f"/api/v1/searches/{kept.json()['searches'][0]['id']}")
+    guarded.delete("/api/v1/session")
     guarded.cookies.clear()
     guarded.delete(f"/api/v1/tokens/{one['id']}", headers=bearer(OPERATOR_TOKEN))
     rows = guarded.get("/api/v1/audit", headers=bearer(OPERATOR_TOKEN)).json()["rows"]
@@ -344,6 +347,9 @@ def test_the_audit_log_names_who_did_what(guarded: TestClient) -> None:
         ("command", f"one ({one['id']})", "run", 1),
         ("sign-in failed", "unknown", "", 1),
         ("sign in", f"one ({one['id']})", "", 1),
+        ("keep saved search", f"one ({one['id']})", "errors", 1),
+        ("delete saved search", f"one ({one['id']})", "1", 1),
+        ("sign out", f"one ({one['id']})", "", 1),
         ("revoke token", "RANKSCOPE_TOKEN", one["id"], 1),
         ("sign-in failed", "unknown", "", 2),
     ]

@@ -161,9 +161,9 @@ RULES: dict[str, Rule] = {
     "POST /api/v1/alerts/{id}/close": replace(OPERATE_ALL, deed="close alert"),
     f"GET {_RUN}/logs/{{id}}/context": READ,
     **{
-        f"{way} /api/v1/{what}{one}": READ
-        for what in ("searches", "views")
-        for way, one in (("GET", ""), ("POST", ""), ("DELETE", "/{id}"))
+        f"{way} /api/v1/{what}{one}": replace(READ, deed=deed and f"{deed} {thing}")
+        for what, thing in (("searches", "saved search"), ("views", "saved view"))
+        for way, one, deed in (("GET", "", ""), ("POST", "", "keep"), ("DELETE", "/{id}", "delete"))
     },
     f"GET {_RUN}/advice": READ,
     f"GET {_RUN}/advice/history": READ,

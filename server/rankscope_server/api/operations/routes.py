@@ -121,12 +121,17 @@ async def sign_out(request: Request) -> Response:
     """End the session of the cookie, here and in the browser."""
     service, principal = service_of(request), principal_of(request)
     credential = cookie_of(request.headers)
-    if credential is not None and principal is not ANYONE:
+    if credential is not None and principal is not None and principal is not ANYONE:
         text = credential.text
         await run_in_threadpool(
             service.writer.run, lambda unit: tokens.end_session(unit.connection, text)
         )
         service.door.forget()
+        deed = Deed(
+            action="sign out", who=principal.name, project=principal.project,
+            address=caller(request),
+        )  # fmt: skip
+        deeds.begin(request, deed)
     is_open = principal is ANYONE
     answer = _fresh(send(request, Session(required=not is_open, signed_in=is_open)))
     answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")

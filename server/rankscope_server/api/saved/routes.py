@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from rankscope_server.answers import of_row
+from rankscope_server.api import deeds
 from rankscope_server.api.access.rules import sender
 from rankscope_server.api.bodies import field_of, read_body, takes
 from rankscope_server.api.logs.queries import parse_box
@@ -109,6 +110,7 @@ def _keep(request: Request, shelf: Shelf, name: str, text: str) -> Response:
     name, text = (value.replace("\x00", "").strip() for value in (name, text))
     if not name or not text:
         raise Problem(422, "a name or its text is empty", "name", "give both")
+    deeds.add(request, target=name)
     project = _project(request)
     if not service_of(request).writer.run(lambda unit: save(unit, shelf, project, name, text)):
         raise Problem(409, f"{MAX_SAVED} are kept already", "name", "drop one first")
