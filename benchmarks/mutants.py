@@ -194,7 +194,7 @@ DEFECTS = (
     Defect(
         "log-tail", "who follows the log loses lines where more came than one page holds",
         "last_id = hits[limit - 1].id if len(hits) >= limit else",
-        "last_id = hits[limit - 1].id if len(hits) > limit else",
+        "last_id = max(newest, after_id) if len(hits) >= limit else",
         (SERVER + "test_logs.py",),
     ),
     Defect(

@@ -353,7 +353,7 @@ def test_the_audit_log_names_who_did_what(guarded: TestClient) -> None:
         ("revoke token", "RANKSCOPE_TOKEN", one["id"], 1),
         ("sign-in failed", "unknown", "", 2),
     ]
-    assert rows[4]["detail"] == "stacks, ranks all"
+    assert rows[7]["detail"] == "stacks, ranks all"
     assert {row["address"] for row in rows} == {"testclient"}
     page = guarded.get("/api/v1/audit?limit=2", headers=bearer(OPERATOR_TOKEN)).json()
     rest = guarded.get(
