@@ -137,3 +137,26 @@ def test_what_changed_is_read_again_and_what_is_long_over_is_not(store: Store) -
 
     store.service.writer.run(work)
     assert [one.what for one in store.read()["r"].findings] == ["b", "a"]
+
+
+def test_what_is_lost_of_a_run_is_counted(store: Store) -> None:
+    """What agents dropped, what lacks between batches, what was refused; of the run alone."""
+    store.run("r", [1], refused=3)
+    store.run("well", [1])
+    row = {"run_id": "r", "host": "n0", "received_ns": store.now_ns, "refused": 0, "bytes": 0}
+    store.insert(
+        tables.producer,
+        row | {"producer": "a", "first_sequence": 1, "last_sequence": 9, "received": 7},
+        row | {"producer": "b", "first_sequence": 5, "last_sequence": 5, "received": 1},
+    )
+    loss = {"run_id": "r", "producer_id": 1, "rank": 0, "time_ns": 1}
+    store.insert(
+        tables.loss,
+        loss | {"source": "collectives", "reason": "ring full", "host": "n0", "count": 40},
+        loss | {"source": "logs", "reason": "too fast", "host": "n1", "count": 60},
+    )
+    runs = store.read()
+    lost = runs["r"].lost
+    assert (lost.records, lost.batches, lost.refused, lost.total) == (100, 2, 3, 105)
+    assert lost.worst == "most on n1: 60 logs, too fast"
+    assert runs["well"].lost.total == 0

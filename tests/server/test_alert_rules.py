@@ -32,6 +32,7 @@ from rankscope_server.alerts.rules import (
     OnDisk,
     OnFinding,
     OnLag,
+    OnLoss,
     OnQueue,
     OnSilence,
     OnStall,
@@ -42,6 +43,7 @@ from rankscope_server.alerts.seen import (
     Seen,
     SeenCollector,
     SeenFinding,
+    SeenLoss,
     SeenRank,
     SeenRun,
     SeenServer,
@@ -188,6 +190,21 @@ def test_a_server_that_could_not_hear_calls_no_rank_silent() -> None:
     assert isinstance(outcome(OnSilence(seconds=58), view), Firing)
 
 
+def test_an_agent_that_reports_and_loses_is_not_well() -> None:
+    lost = SeenLoss(records=1_200, batches=2, worst="most on node-1: 1,000 collectives, ring full")
+    fired = outcome(OnLoss(records=1_202), seen(run(lost=lost)))
+    assert isinstance(fired, Firing)
+    assert fired.what == "Rankscope does not see all of llama"
+    assert fired.why == (
+        "1,200 records dropped by agents, 2 batches missing; most on node-1: 1,000 collectives, "
+        "ring full"
+    )
+    assert isinstance(outcome(OnLoss(records=1_203), seen(run(lost=lost))), Clear)
+    assert isinstance(outcome(OnLoss(), seen(run(lost=SeenLoss(refused=1)))), Firing)
+    assert isinstance(outcome(OnLoss(), seen(run())), Clear)
+    assert outcome(OnLoss(), seen(run(lost=lost, status="ended"))) == gone("the run is over: ended")
+
+
 def test_lost_throughput_by_share_or_by_rank_hours() -> None:
     view = seen(run(finding()))
     fired = outcome(OnThroughput(share_ratio=0.2), view)
@@ -214,7 +231,16 @@ def test_the_server_itself(when: Any, bad: Any, good: Any) -> None:
 
 
 def test_every_kind_of_rule_is_read_back_as_it_was() -> None:
-    for when in (OnFinding(), OnStall(), OnSilence(), OnThroughput(), OnLag(), OnQueue(), OnDisk()):
+    for when in (
+        OnFinding(),
+        OnStall(),
+        OnSilence(),
+        OnThroughput(),
+        OnLoss(),
+        OnLag(),
+        OnQueue(),
+        OnDisk(),
+    ):
         rule = Rule(when=when, runs="a*", tags={"x": "y"}, channels=[1])
         assert msgspec.json.decode(msgspec.json.encode(rule), type=Rule) == rule
 

@@ -1329,10 +1329,16 @@ export interface OnFinding {
   lasts_seconds: number;
 }
 
-/** Stored data waits for the analysis of this server for so long. */
+/** What was sent waits to be stored, or stored data for the analysis, for so long. */
 export interface OnLag {
   about: 'lag';
   seconds: number;
+}
+
+/** So much of a run is lost or was refused: an agent that reports, and is blind. */
+export interface OnLoss {
+  about: 'loss';
+  records: number;
 }
 
 /** The queue of the store is so full. */
@@ -1933,7 +1939,7 @@ export interface RetentionProgress {
 export interface RuleRow {
   id: number;
   name: string;
-  when: OnFinding | OnStall | OnSilence | OnThroughput | OnLag | OnQueue | OnDisk;
+  when: OnFinding | OnStall | OnSilence | OnThroughput | OnLoss | OnLag | OnQueue | OnDisk;
   runs: string;
   tags: Record<string, string>;
   channels: number[];

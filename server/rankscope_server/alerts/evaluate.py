@@ -17,6 +17,7 @@ from rankscope_server.alerts.rules import (
     OnDisk,
     OnFinding,
     OnLag,
+    OnLoss,
     OnQueue,
     OnSilence,
     OnStall,
@@ -220,6 +221,28 @@ def _throughput(when: OnThroughput, run: SeenRun, seen: Seen) -> Outcomes:
     )  # fmt: skip
 
 
+def _loss(when: OnLoss, run: SeenRun, seen: Seen) -> Outcomes:
+    subject, lost = f"loss/{run.run_id}", run.lost
+    if run.is_over:
+        yield subject, gone(f"the run is over: {run.status}")
+        return
+    if lost.total < when.records:
+        yield subject, Clear("less is lost than the rule asks for")
+        return
+    parts = [
+        f"{number:,} {text}" for number, text in (
+            (lost.records, "records dropped by agents"), (lost.batches, "batches missing"),
+            (lost.refused, "records refused"),
+        ) if number
+    ]  # fmt: skip
+    yield subject, Firing(
+        severity="warning", what=f"Rankscope does not see all of {_title(run)}",
+        why="; ".join([", ".join(parts), *[lost.worst] * bool(lost.worst)]),
+        next="see the page Agent of the run: what is recorded, what was lost, and why",
+        path=run_path(run.run_id, "agent"), run_id=run.run_id, run_name=run.name,
+    )  # fmt: skip
+
+
 def _cost(finding: SeenFinding | None, name: str) -> float:
     return 0.0 if finding is None else float(getattr(finding, name) or 0.0)
 
@@ -227,12 +250,13 @@ def _cost(finding: SeenFinding | None, name: str) -> float:
 def _lag(when: OnLag, seen: Seen) -> Outcomes:
     behind_s = seen.server.behind_seconds
     if behind_s < when.seconds:
-        yield "server/lag", Clear("the analysis has caught up")
+        yield "server/lag", Clear("the server has caught up")
         return
     yield "server/lag", Firing(
         severity="critical", what=f"Rankscope is behind by {_span(behind_s)}",
-        why="stored data waits for the analysis: findings are late, and runs are not watched now",
-        next="see its log and its processor; the data itself is stored", path="alerts",
+        why="what ranks send waits to be stored or looked at: findings are late, and runs are not "
+        "watched now",
+        next="see its log, its processor and its disk; nothing is lost yet", path="alerts",
     )  # fmt: skip
 
 
@@ -269,6 +293,7 @@ _RUN: dict[type[AnyWhen], Callable[[Any, SeenRun, Seen], Outcomes]] = {
     OnStall: _stall,
     OnSilence: _silence,
     OnThroughput: _throughput,
+    OnLoss: _loss,
 }
 _SERVER: dict[type[AnyWhen], Callable[[Any, Seen], Outcomes]] = {
     OnLag: _lag,

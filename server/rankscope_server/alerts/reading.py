@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from rankscope_server.alerts.seen import (
     Seen,
     SeenCollector,
     SeenFinding,
+    SeenLoss,
     SeenRank,
     SeenRun,
     SeenServer,
@@ -81,10 +82,11 @@ class Reader:
         before_ns = now_ns - int((silence_seconds or 0) * 1e9)
         quiet = _quiet_runs(connection, live, collectors, before_ns) if silence_seconds else set()
         ranks = _by_run(connection, _RANKS, live & (quiet | named))
+        losses = _losses(connection, live)
         return Seen(
             now_ns=now_ns,
             hearing_since_ns=self.hearing_since_ns,
-            runs=tuple(self._run(row, now_ns, findings, ranks, collectors) for row in runs),
+            runs=tuple(self._run(row, now_ns, findings, ranks, collectors, losses) for row in runs),
             server=SeenServer(
                 behind_seconds=self.delays.behind_seconds(),
                 queue_ratio=self.delays.queue_ratio(),
@@ -106,7 +108,7 @@ class Reader:
         found: sa.Result[Any] = connection.execute(
             sa.select(
                 table.run_id, table.name, table.tags, table.status, table.step, table.attempt,
-                table.received_ns,
+                table.received_ns, table.refused,
             )
             .where(
                 table.launcher != IMPORTED,
@@ -119,7 +121,7 @@ class Reader:
 
     def _run(
         self, row: sa.Row[Any], now_ns: int, findings: dict[str, list[SeenFinding]],
-        ranks: dict[str, list[Any]], collectors: dict[str, list[Any]],
+        ranks: dict[str, list[Any]], collectors: dict[str, list[Any]], losses: dict[str, SeenLoss],
     ) -> SeenRun:  # fmt: skip
         step, since_ns = self._steps.get(row.run_id, (-1, 0))
         if step != row.step:
@@ -139,6 +141,7 @@ class Reader:
                 for one in collectors.get(row.run_id, ())
                 if one.host
             ),
+            lost=replace(losses.get(row.run_id, SeenLoss()), refused=row.refused or 0),
         )  # fmt: skip
 
     def _findings(
@@ -203,6 +206,35 @@ _HEARD = (
     .where(_rank.ended_ns.is_(None))
     .group_by(_rank.run_id)
 )
+
+
+def _losses(connection: sa.Connection, run_ids: set[str]) -> dict[str, SeenLoss]:
+    """Return what agents of runs dropped, and what did not arrive."""
+    missing = _producer.last_sequence - _producer.first_sequence + 1 - _producer.received
+    batches = {
+        run_id: int(number)
+        for run_id, number in connection.execute(
+            sa.select(_producer.run_id, sa.func.sum(missing))
+            .where(_producer.run_id.in_(list(run_ids)))
+            .group_by(_producer.run_id)
+            .having(sa.func.sum(missing) > 0)
+        )
+    }
+    loss = tables.loss.c
+    found: dict[str, SeenLoss] = {}
+    rows = connection.execute(
+        sa.select(loss.run_id, loss.host, loss.source, loss.reason, loss["count"])
+        .where(loss.run_id.in_(list(run_ids)), loss["count"] > 0)
+        .order_by(loss["count"])
+    )
+    for run_id, host, source, reason, count in rows:
+        before = found.get(run_id, SeenLoss())
+        worst = f"most on {host}: {count:,} {source}, {reason}"
+        found[run_id] = SeenLoss(records=before.records + int(count), worst=worst)
+    return {
+        run_id: replace(found.get(run_id, SeenLoss()), batches=batches.get(run_id, 0))
+        for run_id in {*found, *batches}
+    }
 
 
 def _quiet_runs(

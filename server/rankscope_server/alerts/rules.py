@@ -52,8 +52,14 @@ class OnThroughput(When, tag="throughput", frozen=True, kw_only=True):
     rank_hours_per_day: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
 
+class OnLoss(When, tag="loss", frozen=True, kw_only=True):
+    """So much of a run is lost or was refused: an agent that reports, and is blind."""
+
+    records: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1  # lost, refused, batches that lack
+
+
 class OnLag(When, tag="lag", frozen=True, kw_only=True):
-    """Stored data waits for the analysis of this server for so long."""
+    """What was sent waits to be stored, or stored data for the analysis, for so long."""
 
     seconds: Seconds = 120.0
 
@@ -70,7 +76,9 @@ class OnDisk(When, tag="disk", frozen=True, kw_only=True):
     free_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 5 << 30
 
 
-AnyWhen: TypeAlias = OnFinding | OnStall | OnSilence | OnThroughput | OnLag | OnQueue | OnDisk
+AnyWhen: TypeAlias = (
+    OnFinding | OnStall | OnSilence | OnThroughput | OnLoss | OnLag | OnQueue | OnDisk
+)
 OF_SERVER = (OnLag, OnQueue, OnDisk)
 
 

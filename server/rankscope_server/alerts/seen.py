@@ -50,6 +50,21 @@ class SeenCollector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeenLoss:
+    """What of a run did not come to be stored."""
+
+    records: int = 0  # that agents dropped, as they say
+    batches: int = 0  # that lack between others of their collector
+    refused: int = 0  # records that this server did not take
+    worst: str = ""  # where most was dropped, and why
+
+    @property
+    def total(self) -> int:
+        """Return all of it, a batch as one."""
+        return self.records + self.batches + self.refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRun:
     """A run that was live lately, or of which an alert is open."""
 
@@ -63,6 +78,7 @@ class SeenRun:
     findings: tuple[SeenFinding, ...] = ()
     ranks: tuple[SeenRank, ...] = ()
     collectors: tuple[SeenCollector, ...] = ()
+    lost: SeenLoss = field(default_factory=lambda: SeenLoss())
 
     @property
     def is_over(self) -> bool:

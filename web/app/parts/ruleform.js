@@ -1,7 +1,7 @@
 /** The form of a rule, and a rule in words. */
 
 import { useState } from 'preact/hooks';
-import { duration, percent } from '../format.js';
+import { duration, percent, plural } from '../format.js';
 import { el, t } from '../tags.js';
 import { Choice, Field, FormButtons } from './fields.js';
 
@@ -15,7 +15,8 @@ const ABOUT = {
   stall: { title: 'a run that stands still', number: 'for seconds', key: 'seconds', initial: 1800, scale: 1 },
   silence: { title: 'silence of ranks or of a run', number: 'for seconds', key: 'seconds', initial: 120, scale: 1 },
   throughput: { title: 'lost throughput', number: 'from %', key: 'share_ratio', initial: 10, scale: 0.01 },
-  lag: { title: 'the analysis is behind', number: 'by seconds', key: 'seconds', initial: 120, scale: 1 },
+  loss: { title: 'lost records of a run', number: 'so many or more', key: 'records', initial: 1, scale: 1 },
+  lag: { title: 'this server is behind', number: 'by seconds', key: 'seconds', initial: 120, scale: 1 },
   queue: { title: 'the queue of the store', number: 'from % full', key: 'used_ratio', initial: 80, scale: 0.01 },
   disk: { title: 'the disk of the store', number: 'below GiB free', key: 'free_bytes', initial: 5, scale: GIB },
 };
@@ -48,8 +49,10 @@ function whenText(when) {
       return when.share_ratio > 0
         ? `${percent(when.share_ratio)} of the throughput is lost`
         : `${when.rank_hours_per_day} rank-hours a day are lost`;
+    case 'loss':
+      return `${plural(when.records, 'record')} or more of a run are lost or refused`;
     case 'lag':
-      return `The analysis is behind by ${duration(when.seconds * 1e3)}`;
+      return `This server is behind by ${duration(when.seconds * 1e3)}`;
     case 'queue':
       return `The queue of the store is ${percent(when.used_ratio)} full`;
     case 'disk':
