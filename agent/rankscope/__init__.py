@@ -7,6 +7,7 @@ In a training script, only where you want to say more than the agent sees by its
     rankscope.init()                          # or: rankscope run -- torchrun ... train.py
     rankscope.log_metrics(step, loss=loss)
     with rankscope.phase("evaluation"): ...
+    rankscope.stage(rank, world_size)         # of a pipeline that the script itself writes
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ TYPE_CHECKING = False  # typing's own takes 8 ms, which each Python program of a
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankscope.rank.api import LoggingHandler, init, log_metrics, phase, set_step, step
+    from rankscope.rank.api import LoggingHandler, init, log_metrics, phase, set_step, stage, step
 
 __version__ = "0.1.0"
-__all__ = ["LoggingHandler", "init", "log_metrics", "phase", "set_step", "step"]
+__all__ = ["LoggingHandler", "init", "log_metrics", "phase", "set_step", "stage", "step"]
 
 
 def __getattr__(name: str) -> Any:

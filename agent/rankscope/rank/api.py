@@ -52,6 +52,26 @@ def set_step(number: int) -> None:
         context.clock.renumber(int(number))
 
 
+@guarded
+def stage(number: int, count: int, *, microbatches: int = 0, schedule: str = "") -> None:
+    """Say that this rank holds stage `number`, from 0, of a pipeline with `count` stages.
+
+    For pipelines that are written by hand: those of torch.distributed.pipelining are known. Before
+    the first step, once; saying the same again costs nothing. `microbatches` of a step: those that
+    are in the pipeline at once; 0: as sends and receives show. Numbers that are no stage of such a
+    pipeline change nothing.
+    """
+    context = attach.context()
+    if context is not None and 0 <= int(number) < int(count):
+        context.declare(
+            stage=int(number),
+            num_stages=int(count),
+            num_local_stages=1,
+            num_microbatches=max(0, int(microbatches)),
+            schedule=str(schedule),
+        )
+
+
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Count the time inside as a phase: data, forward, backward, optimizer, checkpoint, ...

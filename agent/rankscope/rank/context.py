@@ -228,6 +228,11 @@ class Context:
             urgent=True,
         )
 
+    def declare(self, **facts: Any) -> None:
+        """Describe this rank as its script does, once however often that says the same."""
+        if any(self._description.get(name) != value for name, value in facts.items()):
+            self.describe(**facts)
+
     def event(self, name: str, fields: dict[str, str] | None = None) -> None:
         """Record something that happened once."""
         recorder = self.recorder
