@@ -37,6 +37,10 @@ class Watched:
         """Start it sooner, where it does not matter what launched it."""
         return self._start(forked(ranks, *arguments), variables, is_forked=True)
 
+    def start_script(self, ranks: int, *command: str) -> Watched:
+        """Start a script of its own the same way."""
+        return self._start([*fork_server.launcher(ranks), *command], {}, is_forked=True)
+
     def _start(
         self, launcher: list[str], variables: dict[str, str], *, is_forked: bool = False
     ) -> Watched:

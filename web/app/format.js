@@ -212,6 +212,7 @@ const KINDS = {
   communication_advice: 'Communication could be faster',
   low_bus_bandwidth: 'Communication slower than it was',
   stage_imbalance: 'Pipeline stages are uneven',
+  no_pipelining: 'Stages work one after the other',
   pipeline_bubble: 'Pipeline idles: few microbatches',
   version_drift: 'Versions differ between ranks',
   drift: 'Settings or hardware differ between ranks',

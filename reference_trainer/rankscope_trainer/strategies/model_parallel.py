@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import rankscope
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.strategies.stages.split import agree_on_split, clip_parts, write_split
@@ -46,6 +47,7 @@ class ModelParallel(Strategy):
         self._own_layers = split[world.rank]
         self.model = build_model(settings).keep_layers(self._own_layers).to(world.device)
         self.optimizer = build_optimizer(settings, self.model)
+        rankscope.stage(world.rank, world.world_size, microbatches=1)
 
     def train_batch(self, batch: Sample) -> Tensor | None:
         """Wait for the input, compute, pass it on; then the same backwards."""

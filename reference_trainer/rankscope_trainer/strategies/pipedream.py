@@ -133,9 +133,8 @@ class PipeDream(Strategy):
         self.optimizer = build_optimizer(settings, self.model)
         # `data` shares the memory, but not the counter by which autograd would notice, and
         # refuse, that an update came between a forward and its backward.
-        parameters = self.model.named_parameters()
-        self._newest = Weights({name: p.data.requires_grad_() for name, p in parameters})
-        self._stash = self._newest
+        weights = {n: p.data.requires_grad_() for n, p in self.model.named_parameters()}
+        self._newest = self._stash = Weights(weights)
         self._stashes = settings.weight_stashing and self._ahead > 0
         self._max_norm = settings.clip or math.inf
         self._norm: float | None = None
@@ -144,6 +143,7 @@ class PipeDream(Strategy):
         shape = (settings.batch_size, settings.context, settings.width)
         self._activations = Line(shape, world.device, world.world_size)
         self._gradients = Line(shape, world.device, world.world_size)
+        rankscope.stage(world.rank, world.world_size, schedule="PipeDream")
         self._versions = JsonLines(settings.versions)
         self._metrics: dict[str, float] = {}
 

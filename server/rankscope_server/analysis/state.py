@@ -124,6 +124,7 @@ class RunState:
             attempt=newest.attempt if newest is not None else 0,
             step=newest.step if newest is not None else 0,
             cost=self._cost_at(now_ns, newest, has_news=has_news),
+            places=dict(newest.stages.places) if newest is not None else {},
         )
 
     def thinning_to_ask(self, wish: Wish | None) -> ThinningAsked | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,10 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope.wire.schema import NODE_RANK
+from rankscope_server.observe.stage_table import Place
 from rankscope_server.store import tables
 from rankscope_server.store.lines import Line
+from rankscope_server.store.ranks import store_places
 from rankscope_server.store.unit import Unit
 from rankscope_server.verdict.answers import Look
 
@@ -46,6 +49,7 @@ class Outcome:
     known: dict[tuple[int, str], StoredFinding] | None = None
     columns: dict[str, Any] = field(default_factory=dict)
     status: str = ""
+    places: tuple[int, Mapping[int, Place]] | None = None  # of which attempt, by rank
     changed: frozenset[str] = frozenset()
 
 
@@ -78,7 +82,11 @@ def store_look(unit: Unit, run_id: str, look: Look, before: Outcome) -> Outcome:
         changed.add("verdict")
         if columns["status"] != before.status:
             changed.add("run")
-    return Outcome(known, columns, columns["status"], frozenset(changed))
+    places = (look.attempt, look.places)
+    if look.places and places != before.places:
+        store_places(unit.connection, run_id, *places)
+        changed.add("ranks")
+    return Outcome(known, columns, columns["status"], places, frozenset(changed))
 
 
 def store_failure(unit: Unit, run_id: str, reason: str) -> None:

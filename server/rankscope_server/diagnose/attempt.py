@@ -44,6 +44,7 @@ from rankscope_server.observe.operation_times import OperationTimes
 from rankscope_server.observe.rank_steps import stretches
 from rankscope_server.observe.sample_table import SampleTable
 from rankscope_server.observe.stack_samples import StackSample
+from rankscope_server.observe.stage_table import StageTable
 from rankscope_server.observe.step_table import StepTable
 from rankscope_server.replay.replay_table import ReplayTable
 
@@ -87,6 +88,7 @@ class AttemptState:
         self.clocks = ClockTable()
         self.rank_clocks: dict[str, ClockTable] = {}  # of the ranks of one host, by host
         self.replays = ReplayTable()
+        self.stages = StageTable()
         self.samples = samples or SampleTable()
         self.work = DeclaredWork()
         self.lines = LineTable()
@@ -134,6 +136,7 @@ class AttemptState:
             if before is not None and before.pid != record.pid:
                 since_ns = max(before.time_ns, record.time_ns)
                 self.calls.start_again(since_ns)
+                self.stages.start_again()
                 for table in (self.clocks, *self.rank_clocks.values()):
                     table.start_again(since_ns)
         elif isinstance(record, RankState):
@@ -197,6 +200,7 @@ class AttemptState:
     def _take_collectives(self, events: Collectives) -> None:
         self.times.add(events)
         self.calls.add(events)
+        self.stages.add(events)
         timed = synchronising(events)
         self.clocks.add(timed, {rank: known.host for rank, known in self.ranks.items()})
         is_kept = (timed["sequence"] & (_LOCAL_STRIDE - 1)) == 0
@@ -355,13 +359,14 @@ class AttemptState:
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
             self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)
+        self.stages.renew(self.ranks, self.steps, self.replays.events, POLICY)
         self.device_steps.renew(self.steps, self.replays.events, self.ranks, self.groups)
         return Window(
             run_id=self.run_id,
             attempt=self.attempt,
             now_ns=now_ns,
             world_size=self.world_size,
-            ranks=self.ranks,
+            ranks=self.stages.said(self.ranks),
             states=self.states,
             heard_ns=self.heard_ns,
             groups=self.groups,

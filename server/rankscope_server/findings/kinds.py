@@ -108,6 +108,11 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
         "give so much", _INFO, True, confirmed_by=("straggler",),
     ),
     Kind(
+        "no_pipelining", "Stages work one after the other", ("pipeline",),
+        "the model is on so many ranks of which one works at any time: so much of the time idles, "
+        "and so much less with 4 and 8 microbatches that are in the pipeline at once", _INFO, True,
+    ),
+    Kind(
         "pipeline_bubble", "Pipeline idles: few microbatches", ("pipeline",),
         "so few microbatches for so many stages: the schedule idles so much, this many would be "
         "enough", _INFO, True,

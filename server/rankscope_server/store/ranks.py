@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,28 @@ class Seen:
 
     steps: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
+
+
+def store_places(
+    connection: sa.Connection, run_id: str, attempt: int, places: Mapping[int, Sequence[int]]
+) -> None:
+    """Store stages that ranks do not say, by rank: stage, stages, microbatches."""
+    table = tables.rank
+    connection.execute(
+        sa.update(table)
+        .where(
+            table.c.run_id == run_id, table.c.attempt == attempt,
+            table.c.rank == sa.bindparam("of_rank"), table.c.num_stages == 0,
+        )
+        .values(
+            stage=sa.bindparam("place"), num_stages=sa.bindparam("count"),
+            num_microbatches=sa.bindparam("microbatches"),
+        ),
+        [
+            {"of_rank": rank, "place": place, "count": count, "microbatches": microbatches}
+            for rank, (place, count, microbatches) in places.items()
+        ],
+    )  # fmt: skip
 
 
 class RankRows:
@@ -96,11 +119,16 @@ class RankRows:
     def register(self, record: schema.RankRegistered) -> None:
         """Take the identity of a rank."""
         row = self._row(record.attempt, record.rank)
+        known_pid = row["pid"]
         for name in (
             "host", "node_rank", "local_rank", "local_world_size", "world_size", "pid", "role",
-            "backend", "stage", "num_stages", "num_microbatches", "schedule",
+            "backend",
         ):  # fmt: skip
             row[name] = getattr(record, name)
+        # A place that analysis has found stays, unless the rank itself says one.
+        if record.num_stages or record.pid != known_pid:
+            for name in ("stage", "num_stages", "num_microbatches", "schedule"):
+                row[name] = getattr(record, name)
         row["sources"] = json.dumps(record.sources)
         row["registered_ns"] = record.time_ns
         # The same rank of the same attempt came up again: its earlier end is history. An end that

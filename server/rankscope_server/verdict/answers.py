@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from rankscope_server.findings.finding import DetectorStatus, Finding
+from rankscope_server.observe.stage_table import Place
 from rankscope_server.verdict.cost import Cost
 
 RunStatus: TypeAlias = Literal["starting", "running", "stuck", "ended", "failed", "silent"]
@@ -85,3 +87,4 @@ class Look:
     attempt: int = 0
     step: int = 0
     cost: Cost | None = None  # of a short while ago
+    places: Mapping[int, Place] = field(default_factory=dict)  # that no rank says itself

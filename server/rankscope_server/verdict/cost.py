@@ -3,13 +3,13 @@
 The ledger is measured. It holds communication and waiting as one; the steps in memory say how they
 are divided: the shortest wait of any rank in a step is communication, the rest of each rank's wait
 is for others, and of that straggling is by how much an accused rank came after the last of its
-peers.
+peers. In a pipeline what its stages wait for each other, without the transfers, is its bubble.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,18 @@ from rankscope_server.diagnose.goodput.detector import ledger_of
 from rankscope_server.diagnose.straggler.detector import near_rows
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.kinds import SLOW_KINDS
+from rankscope_server.observe.deviation import usual_steps
+from rankscope_server.observe.exchanges import exchanges_of
 from rankscope_server.observe.rank_cost import change_of_work, healthy_columns
 from rankscope_server.replay.recorded_program import NoReplay
 from rankscope_server.replay.what_if import WhatIf, what_if
 from rankscope_server.verdict.budget import shared_block
 
+_DIVIDING_STEPS = 64  # of which it is known what each wait was for
 MAX_STEPS = 2_048  # of an attempt, the newest, that divide its waits
 PARTS: tuple[str, ...] = (
-    "productive", "straggling", "waiting", "communication", "communication or waiting", "data",
-    "evaluation", "checkpoint", "start-up", "first steps", "restart", "lost work",
+    "productive", "straggling", "bubble", "waiting", "communication", "communication or waiting",
+    "data", "evaluation", "checkpoint", "start-up", "first steps", "restart", "lost work",
     "stuck or failing", "after the end", "unknown",
 )  # fmt: skip
 _TOGETHER = "communication and waiting"  # in the ledger
@@ -72,11 +75,12 @@ class Waits:
     straggling: float
     others: float
     num_steps: int
+    bubble: float = 0.0
 
     @property
     def total(self) -> float:
         """Return all waits."""
-        return self.communication + self.straggling + self.others
+        return self.communication + self.straggling + self.others + self.bubble
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +131,36 @@ def waits_of(window: Window, accused: Sequence[_Accused]) -> Waits | None:
     late = _lateness(blocked, roles, _slow_cells(table.steps[first:], ranks, accused))
     straggling = np.fmin(waited, late)
     total = float(np.nansum(straggling))
-    return Waits(
+    found = Waits(
         communication=float(np.nansum(np.fmin(blocked, shared))),
         straggling=total,
         others=float(np.nansum(waited)) - total,
         num_steps=int(np.any(~np.isnan(blocked), axis=0).sum()),
+    )
+    return found if max(roles, default=-1) < 1 else _with_bubble(window, found)
+
+
+def _with_bubble(window: Window, found: Waits) -> Waits:
+    """Return the waits of a pipeline, with what its stages wait for each other taken out.
+
+    The newest steps whose exchanges are in memory say which share of all waits that is, and which
+    share of all waits are transfers between stages.
+    """
+    table, events = window.steps, window.replays.events
+    usual = np.flatnonzero(usual_steps(table, window.policy) & ~table.thinned())[-_DIVIDING_STEPS:]
+    blocked = float(np.nansum(table.get("blocked")[:, usual]))
+    rows = events.select(table.steps[usual])
+    between = exchanges_of(rows, events.words("operation"))
+    waited = float(between.blocked_ms.sum())
+    if not blocked or not waited:
+        return found
+    transfers = float(np.nansum(np.fmin(between.transfers_ms(), between.blocked_ms)))
+    pool, total = found.communication + found.others, found.total
+    bubble = min(pool, (waited - transfers) / blocked * total)
+    collectives = min(found.communication, max(0.0, 1.0 - waited / blocked) * total)
+    communication = min(pool - bubble, transfers / blocked * total + collectives)
+    return replace(
+        found, bubble=bubble, communication=communication, others=pool - bubble - communication
     )
 
 
@@ -172,7 +201,7 @@ def _lateness(blocked: _Matrix, roles: Sequence[int], slow: _Mask) -> _Matrix:
 def _shares(windows: Sequence[Window], divided: Sequence[Waits | None]) -> dict[str, float]:
     """Return how all waits of a run are divided: by attempt, each counts as much as it waited."""
     found = dict.fromkeys(
-        ("straggling", "waiting", "communication", "communication or waiting"), 0.0
+        ("straggling", "bubble", "waiting", "communication", "communication or waiting"), 0.0
     )
     weights = [
         float(sum(sums.parts["blocked"] for sums in window.facts.sums.by_rank.values()))
@@ -186,8 +215,8 @@ def _shares(windows: Sequence[Window], divided: Sequence[Waits | None]) -> dict[
             found["communication or waiting"] += weight / total
             continue
         for name, value in (
-            ("straggling", waits.straggling), ("waiting", waits.others),
-            ("communication", waits.communication),
+            ("straggling", waits.straggling), ("bubble", waits.bubble),
+            ("waiting", waits.others), ("communication", waits.communication),
         ):  # fmt: skip
             found[name] += weight / total * value / waits.total
     return found

@@ -24,6 +24,7 @@ const LOOKS = {
   all: 't-all',
   productive: 't-fwd',
   straggling: 't-crit',
+  bubble: 't-wait',
   waiting: 't-wait',
   communication: 't-comm',
   'communication or waiting': 't-comm',

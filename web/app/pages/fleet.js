@@ -202,7 +202,7 @@ function Weeks({ data }) {
     Card,
     {
       title: 'Rank-hours by week',
-      note: 'of the runs that began in it, from Monday, UTC; lost: straggling, waiting, restarts, work done again, stuck or failing',
+      note: 'of the runs that began in it, from Monday, UTC; lost: straggling, bubbles, waiting, restarts, work done again, stuck or failing',
       tools: WEEK_PARTS.map(([name, look]) =>
         t.span({ key: name, class: 'gridkey' }, t.span({ class: `swatch ${look}`, 'aria-hidden': 'true' }), name),
       ),

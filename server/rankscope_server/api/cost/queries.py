@@ -20,6 +20,7 @@ WHAT: dict[str, str] = {
     PRODUCTIVE: "Computing of steps that are kept",
     "straggling": "Other ranks wait for one that a finding calls slow: by how much it came "
     "after the last of its peers",
+    "bubble": "Stages of a pipeline wait for each other, without the transfers between them",
     "waiting": "Ranks wait for others that came later, beyond straggling",
     "communication": "What no rank is spared in a step: transfers that computing does not hide",
     "communication or waiting": "Waits that could not be divided: of no step in memory is known "

@@ -70,7 +70,7 @@ class FleetWeek(Schema, frozen=True):
     num_unknown: int  # runs whose cost is not known: they are in no sum
     rank_hours: float
     kept_rank_hours: float  # in steps that are kept, but for waiting there for other ranks
-    lost_rank_hours: float  # straggling, waiting, restarts, work done again, stuck or failing
+    lost_rank_hours: float  # straggling, bubble, waiting, restart, done again, stuck
     other_rank_hours: float  # start-up, checkpoints, after the end
     unknown_rank_hours: float
 

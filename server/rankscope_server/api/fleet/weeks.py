@@ -10,7 +10,7 @@ from typing import Any
 from rankscope_server.api.fleet.schema import FleetWeek
 from rankscope_server.verdict.cost import PARTS
 
-LOST = frozenset({"straggling", "waiting", "restart", "lost work", "stuck or failing"})
+LOST = frozenset({"straggling", "bubble", "waiting", "restart", "lost work", "stuck or failing"})
 OTHER = frozenset({"start-up", "first steps", "checkpoint", "after the end"})
 UNKNOWN = frozenset({"unknown"})
 KEPT = frozenset(PARTS) - LOST - OTHER - UNKNOWN

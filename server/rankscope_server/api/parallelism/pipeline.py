@@ -71,7 +71,9 @@ def ideal_of(
     if not microbatches:
         return None, "the number of microbatches is not known"
     none = np.empty((num_ranks, 0))
-    share = Stages(tuple((rank,) for rank in range(num_ranks)), none, 0.0, microbatches, chunks)
+    share = Stages(
+        tuple((rank,) for rank in range(num_ranks)), none, none, 0.0, microbatches, chunks
+    )
     numbers = f"p = {num_ranks} ranks, m = {microbatches} microbatches"
     if chunks > 1:
         return share.schedule, f"{_CHUNKED}, {numbers}, v = {chunks} stages on each"

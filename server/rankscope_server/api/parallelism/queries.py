@@ -42,7 +42,7 @@ from rankscope_server.verdict.reference import reference_kinds
 MAX_RANKS = 16_384  # in the mesh
 MAX_FAMILIES = 40
 MAX_DESCRIPTIONS = 4
-KINDS = frozenset(("stage_imbalance", "pipeline_bubble", "staleness", "hot_shard"))
+KINDS = frozenset(("stage_imbalance", "pipeline_bubble", "no_pipelining", "staleness", "hot_shard"))
 _COLUMNS = (*RANK_HEAD, "num_stages", "num_microbatches", "schedule", "state")
 _METRICS = ("step", "blocked", "forward", "forward_blocked", "backward", "backward_blocked",
             "microbatches", "num_collectives", "flags")  # fmt: skip

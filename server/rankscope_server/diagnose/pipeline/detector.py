@@ -64,7 +64,8 @@ class Pipeline:
         stages = stages_of(window, counts[0])
         bubble = None if stages is None or counts[1] > 1 else bubble_finding(window, stages)
         found = () if bubble is None else (bubble,)
-        if split.imbalance < window.policy.imbalance_ratio:
+        is_even = split.imbalance < window.policy.imbalance_ratio
+        if is_even or (stages is not None and stages.is_one_by_one):
             return ran(self, found, (f"pipeline: {_idle_text(split)}",))
         steady = _steadiness(replay, cells, split)
         return ran(self, (_finding(window, replay, split, steady), *found))
@@ -106,7 +107,7 @@ def _microbatches(
     if not sends or not sends[0]:
         return None
     if said < 2:
-        return None if sends[0] < 2 else (sends[0], 1)
+        return sends[0], 1
     chunks = round(sends[0] / said) if sends[0] % said == 0 else 1
     return said, max(1, chunks)
 

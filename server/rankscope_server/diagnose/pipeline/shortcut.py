@@ -25,6 +25,11 @@ from rankscope_server.findings.text import (
 from rankscope_server.observe.deviation import usual_steps
 
 _STEADY_SHARE = 0.8  # of the steps in which the same stage is the slowest
+_OF_SCHEDULE = 0.9  # of its idle share; ranks that share processors work a little longer at once
+_MORE = (4, 8)  # microbatches of which is said what they would give
+
+
+CELLS = ("own", "duration", "forward", "backward", "microbatches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,11 @@ class Stages:
 
     ranks: tuple[tuple[int, ...], ...]  # by stage
     own_ms: Array  # stages x steps
+    work_ms: Array  # forward and backward alone, NaN where they are not known
     step_ms: float
     microbatches: int  # 0: not known
     chunks: int = 1  # of the model, on each rank
+    passes: int = 0  # backward passes of a step, as they were counted; 0: not known
 
     @property
     def usual_ms(self) -> Array:
@@ -46,6 +53,24 @@ class Stages:
     def idle(self) -> float:
         """Return the share of the step in which the mean stage does not work."""
         return max(0.0, 1.0 - float(np.mean(self.usual_ms)) / self.step_ms)
+
+    @property
+    def is_flushed(self) -> bool:
+        """Return whether stages idle what a schedule must that ends with each step.
+
+        Others overlap steps: they idle less.
+        """
+        if self.schedule is None:
+            return False
+        work_ms = median(self.work_ms)
+        known = self.usual_ms if np.isnan(work_ms).any() else work_ms
+        idle = 1.0 - float(np.mean(known)) / self.step_ms
+        return idle >= _OF_SCHEDULE * self.schedule
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Return whether only one stage works at any time."""
+        return self.microbatches == 1 and self.chunks == 1 and self.is_flushed
 
     @property
     def schedule(self) -> float | None:
@@ -79,7 +104,7 @@ def stages_of(window: Window, microbatches: int) -> Stages | None:
         return None
     known = {rank: row.stage for rank, row in window.ranks.items() if row.num_stages > 1}
     said = max((row.num_microbatches for row in window.ranks.values()), default=0)
-    cells = {name: table.get(name)[:, columns] for name in ("own", "duration", "microbatches")}
+    cells = {name: table.get(name)[:, columns] for name in CELLS}
     return stages_over(cells, table.ranks, known, microbatches or said, policy)
 
 
@@ -93,26 +118,28 @@ def stages_over(
 ) -> Stages | None:
     """Return the stages over some steps; None where one of them is not known.
 
-    `cells` are "own" and "duration" in ms and "microbatches", a row for each of `ranks`, a column
-    for each step. Microbatches that are not said (0) are those that were counted.
+    `cells` are `CELLS`, in ms but for "microbatches", a row for each of `ranks`, a column for each
+    step. Microbatches that are not said (0) are those that were counted.
     """
     row_of = {rank: row for row, rank in enumerate(ranks)}
     stages = sorted({stage for stage in stage_of.values() if stage >= 0})
     if len(stages) < 2:
         return None
-    found, work = [], []
+    found, own, work = [], [], []
     for stage in stages:
         members = tuple(rank for rank in ranks if stage_of.get(rank) == stage)
         if not members:
             return None
         found.append(members)
-        work.append(median(cells["own"][[row_of[rank] for rank in members]], 0))
-        if float(np.mean(np.isnan(work[-1]))) > policy.max_missing_share:
+        rows = [row_of[rank] for rank in members]
+        own.append(median(cells["own"][rows], 0))
+        work.append(median(cells["forward"][rows] + cells["backward"][rows], 0))
+        if float(np.mean(np.isnan(own[-1]))) > policy.max_missing_share:
             return None
-    counted = median(median(cells["microbatches"], 1))
-    count = microbatches or int(np.nan_to_num(counted))
+    passes = int(np.nan_to_num(median(median(cells["microbatches"], 1))))
+    count = microbatches or passes
     step_ms = float(np.nanmedian(median(cells["duration"], 0)))
-    return Stages(tuple(found), np.stack(work), step_ms, count, chunks)
+    return Stages(tuple(found), np.stack(own), np.stack(work), step_ms, count, chunks, passes)
 
 
 def uneven_finding(window: Window, stages: Stages) -> Finding | None:
@@ -120,8 +147,8 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
     usual, policy, stage = stages.usual_ms, window.policy, stages.slowest
     others, ratio = np.delete(usual, stage), stages.slowest_ratio
     steady = float(np.mean(np.nanargmax(np.nan_to_num(stages.own_ms), axis=0) == stage))
-    if ratio < policy.uneven_stage_ratio or steady < _STEADY_SHARE:
-        return None
+    if ratio < policy.uneven_stage_ratio or steady < _STEADY_SHARE or stages.is_one_by_one:
+        return None  # one by one they take as long however the layers are split
     cost, ranks = stages.even_gain, stages.ranks[stage]
     confidence = 0.6
     return window.finding(
@@ -151,6 +178,10 @@ def bubble_finding(window: Window, stages: Stages) -> Finding | None:
     schedule, policy = stages.schedule, window.policy
     if schedule is None or schedule < policy.bubble_share or stages.idle < policy.bubble_share:
         return None
+    if not stages.is_flushed:
+        return None
+    if stages.is_one_by_one:
+        return _one_by_one_finding(window, stages)
     count, extra = stages.microbatches, len(stages.ranks) - 1
     enough = int(np.ceil(extra * (1 - policy.bubble_goal) / policy.bubble_goal))
     # At the same batch a step is as long as all microbatches and the fill: m / (m + p - 1) works.
@@ -175,10 +206,59 @@ def bubble_finding(window: Window, stages: Stages) -> Finding | None:
     )
 
 
+def _one_by_one_finding(window: Window, stages: Stages) -> Finding:
+    """Return the advice on a model whose stages wait for each other: no pipeline at all."""
+    count, own_ms = len(stages.ranks), float(np.mean(stages.usual_ms))
+    passes = stages.passes
+    how = "1 microbatch" if passes < 2 else f"{passes} microbatches, each alone in the pipeline"
+    idles = [percent_text(bubble_fraction(count, number)) for number in _MORE]
+    reached = [ms_text(own_ms * (number + count - 1) / number) for number in _MORE]
+    return window.finding(
+        "no_pipelining",
+        "no_pipelining",
+        cost=stages.idle,
+        what=f"{count} stages work one after the other ({how}): a stage idles "
+        f"{percent_text(stages.idle)} of each step",
+        why=f"Only one stage has something to do at any time: (p - 1) / (m + p - 1) = "
+        f"({count} - 1) / (1 + {count} - 1) = {percent_text(stages.schedule or 0.0)} of the time "
+        f"is idle; measured: the mean stage works {ms_text(own_ms)} of a step of "
+        f"{ms_text(stages.step_ms)}",
+        next=f"Cut the batch into microbatches that are in the pipeline at once, for example with "
+        f"torch.distributed.pipelining: {_MORE[0]} would idle {idles[0]} of a step, {_MORE[1]} "
+        f"{idles[1]}, and the step take {reached[0]} and {reached[1]} at the same batch, less what "
+        "smaller microbatches lose in the kernels",
+        confidence=(0.8, "idle time is measured, what it comes from follows from the exchanges"),
+        evidence=(_idle_text(stages), _order_text(stages)),
+        ruled_out=(
+            "Uneven stages: one by one they take as long however the layers are split",
+            *_network_text(stages),
+        ),
+        disproof="The ranks take turns on purpose, as each needs the whole result of the one "
+        "before: then there is nothing to cut",
+    )
+
+
+def _network_text(stages: Stages) -> tuple[str, ...]:
+    """Return that transfers are not what is waited for, where the work of all fills the step."""
+    share = float(np.sum(stages.usual_ms)) / stages.step_ms
+    if share < _OF_SCHEDULE:
+        return ()
+    return (f"The network: the work of all stages together fills {percent_text(min(share, 1.0))} "
+            "of the step",)  # fmt: skip
+
+
+def _order_text(stages: Stages) -> str:
+    """Return the stages in their order, of few of them."""
+    shown = [ranks_text(ranks) for ranks in stages.ranks[:8]]
+    more = "" if len(stages.ranks) <= len(shown) else f" and {len(stages.ranks) - len(shown)} more"
+    return f"Stages in their order: {', then '.join(shown)}{more}"
+
+
 def _idle_text(stages: Stages) -> str:
-    schedule = stages.schedule
+    schedule, count = stages.schedule, stages.microbatches
     share = "not known" if schedule is None else percent_text(schedule)
+    microbatches = f"{count or 'unknown'} microbatch{'es' * (count != 1)}"
     return (
         f"idle {percent_text(stages.idle)} of a step of {ms_text(stages.step_ms)}; by the schedule "
-        f"{share} ({len(stages.ranks)} stages, {stages.microbatches or 'unknown'} microbatches)"
+        f"{share} ({len(stages.ranks)} stages, {microbatches})"
     )

@@ -1,0 +1,71 @@
+"""Mistakes of beginners on real ranks: each is advised, with its cost, and none is "healthy"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.conftest import Watched
+from tests.server.conftest import ServerProcess
+
+PROGRAMS = Path(__file__).parent / "mistakes"
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
+
+
+@pytest.fixture
+def run(shared_server: ServerProcess, tmp_path: Path) -> Iterator[Watched]:
+    """A run of its own on the server of this module."""
+    watched = Watched(shared_server, tmp_path, tmp_path.name)
+    yield watched
+    watched.stop()
+
+
+def answer_of(run: Watched) -> dict[str, Any]:
+    """Return the first sentence once the run is over."""
+    run.until(lambda: run.get().get("run", {}).get("status") == "ended")
+    answer: dict[str, Any] = run.get()["answer"]
+    return answer
+
+
+def findings_of(run: Watched, kind: str) -> list[dict[str, Any]]:
+    return [one for one in run.get("/findings")["open"] if one["kind"] == kind]
+
+
+def test_a_model_on_two_ranks_without_a_pipeline_is_advised_to_pipeline(run: Watched) -> None:
+    run.start_forked(2, "--strategy", "model_parallel", "--steps", "60", "--layer-seconds", "0.004")
+    answer = answer_of(run)
+    (finding,) = findings_of(run, "no_pipelining")
+    assert answer["state"] == "advice"
+    assert answer["text"].endswith(finding["what"])
+    assert "2 stages work one after the other (1 microbatch)" in finding["what"]
+    assert finding["cost_throughput_ratio"] == pytest.approx(0.5, abs=0.05)
+    assert "4 would idle 20 % of a step, 8 11 %" in finding["next"]
+    assert run.get("/parallelism")["mesh"]["stage"] == [0, 1]
+
+
+def test_so_is_a_script_that_says_nothing_of_its_stages(run: Watched) -> None:
+    run.start_script(2, str(PROGRAMS / "two_stages.py"))
+    answer = answer_of(run)
+    (finding,) = findings_of(run, "no_pipelining")
+    assert (answer["state"], finding["severity"]) == ("advice", "info")
+    assert "Stages in their order: rank 0, then rank 1" in [
+        fact["text"] for fact in finding["evidence"]
+    ]
+    assert run.get("/parallelism")["mesh"]["stage"] == [0, 1]
+    parts = {part["name"]: part["share"] for part in run.get("/cost")["parts"]}
+    assert parts["bubble"] > 2 * (parts.get("waiting", 0.0) + parts["communication"])
+
+
+@pytest.mark.parametrize("pattern", ["ring", "halo"])
+def test_ranks_that_exchange_with_their_neighbours_are_no_pipeline(
+    run: Watched, pattern: str
+) -> None:
+    run.start_script(2, str(PROGRAMS / "neighbours.py"), pattern)
+    answer_of(run)
+    assert not findings_of(run, "no_pipelining")
+    found = run.get("/parallelism")
+    assert (found["pipeline"], found["mesh"]["stage"]) == (None, [None, None])
