@@ -12,12 +12,15 @@ far) and the `clock` of each worker (its last finished step).
     lead        clock of a worker as it goes on - clock of the slowest; bounded: <= `staleness`
     dropped     gradients that came after their step was closed (only with backup workers)
     skipped     steps that a worker did not even begin, as they were closed before
+    queue       seconds for which gradients waited until the server took them
+    busy        seconds in which the server did not wait for a worker
 
 used + dropped + skipped gradients are workers x steps, at every checkpoint and at the end.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,6 +79,8 @@ class Server(Strategy):
         self._ages: list[int] = []  # staleness of each gradient used in this step
         self._requests = self._moved_bytes = 0  # gradients taken, and bytes of them and of answers
         self._lead = 0  # largest granted in this step
+        self._queue_seconds = self._idle_seconds = 0.0
+        self._began = 0.0  # when it first served
 
     def train_batch(self, batch: Sample) -> None:
         """Serve until this step has its gradients."""
@@ -126,6 +131,8 @@ class Server(Strategy):
             "shard_bytes": self._weights.nbytes,
             f"shard_{self._index}_requests": self._requests,
             f"shard_{self._index}_bytes": self._moved_bytes,
+            f"shard_{self._index}_queue_seconds": self._queue_seconds,
+            f"shard_{self._index}_busy_seconds": self._busy_seconds(),
             **self._counts,
             **moved,
         }
@@ -150,7 +157,10 @@ class Server(Strategy):
 
     def _serve(self) -> None:
         """Take one message of any worker, and answer the workers that it allows to go on."""
-        worker, kind, step, version = self._wire.receive_header()
+        since = time.perf_counter()
+        self._began = self._began or since
+        worker, kind, step, version, waited_seconds = self._wire.receive_header()
+        self._idle_seconds += time.perf_counter() - since
         if kind in (Kind.OFFER, Kind.CLAIM):
             assert self._work is not None
             self._work.serve(kind, worker)
@@ -158,6 +168,7 @@ class Server(Strategy):
         if kind is Kind.GRADIENT:
             gradient = torch.empty_like(self._weights)
             self._requests += 1
+            self._queue_seconds += waited_seconds
             self._moved_bytes += gradient.nbytes
             self._take(worker, step, version, self._wire.receive(gradient, worker, Tag.GRADIENT))
         # A worker that was late says nothing about the steps that it skipped until it is back.
@@ -165,6 +176,9 @@ class Server(Strategy):
         self._clock[worker] = step
         self._waiting.append(worker)
         self._answer()
+
+    def _busy_seconds(self) -> float:
+        return time.perf_counter() - self._began - self._idle_seconds if self._began else 0.0
 
     def _take(self, worker: int, step: int, version: int, gradient: Tensor) -> None:
         if self._consistency == "sync" and step <= self._version:

@@ -1,7 +1,7 @@
 """What workers and servers send each other: plain send and recv, one exchange in each step.
 
     worker                                          server
-    header (kind, step, version) -----------------> from whichever worker comes first
+    header (kind, step, version, when) -----------> from whichever worker comes first
     its part of the gradient ---------------------> one of it was read before: always of the same
                                                     worker, so an exchange is never half done
     (waits until the server lets it go on)
@@ -16,6 +16,7 @@ Servers compute on the CPU, so these messages go over gloo also where workers ha
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -45,7 +46,7 @@ class Tag(enum.IntEnum):
     MICROBATCH = 7
 
 
-HEADER_NUMBERS, REPLY_NUMBERS = 3, 2  # int64 each
+HEADER_NUMBERS, REPLY_NUMBERS = 4, 2  # int64 each
 
 
 class Wire:
@@ -66,12 +67,16 @@ class Wire:
         dist.recv(tensor, rank, group=self._group, tag=tag)
         return tensor
 
-    def receive_header(self) -> tuple[int, Kind, int, int]:
-        """Wait for any worker; return its rank, and kind, step and version of its header."""
+    def receive_header(self) -> tuple[int, Kind, int, int, float]:
+        """Wait for any worker; return its rank, and kind, step, version and age of its header.
+
+        The age, in seconds, is how long the worker has waited for this server: it is right where
+        their clocks are.
+        """
         header = torch.empty(HEADER_NUMBERS, dtype=torch.int64)
         rank = dist.recv(header, group=self._group, tag=Tag.HEADER)
-        kind, step, version = header.tolist()
-        return rank, Kind(kind), step, version
+        kind, step, version, sent_ns = header.tolist()
+        return rank, Kind(kind), step, version, max(0, time.time_ns() - sent_ns) / 1e9
 
     def sum_over_servers(self, number: Tensor) -> Tensor:
         """Add up a number of each server, in place; only servers call this."""
@@ -92,8 +97,8 @@ class Wire:
 
 
 def header(kind: Kind, step: int, version: int) -> Tensor:
-    """Return the first message of an exchange."""
-    return torch.tensor([kind, step, version], dtype=torch.int64)
+    """Return the first message of an exchange, which says when it was sent."""
+    return torch.tensor([kind, step, version, time.time_ns()], dtype=torch.int64)
 
 
 def finish(works: Iterable[dist.Work]) -> None:

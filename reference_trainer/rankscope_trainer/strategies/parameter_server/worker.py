@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,7 +98,7 @@ class Worker(Strategy):
             self._exchange(Kind.SKIPPED)
 
     def metrics(self) -> dict[str, float]:
-        """Return the version trained with, and how far ahead of the slowest the next step is."""
+        """Return the version trained with, the lead over the slowest, the time of the exchange."""
         return self._measured
 
     def state(self) -> dict[str, Any]:
@@ -134,6 +135,7 @@ class Worker(Strategy):
         replies = [torch.empty(REPLY_NUMBERS, dtype=torch.int64) for _ in self._servers]
         headers = [header(kind, self._step, version) for version in self._versions]
         works = []
+        began = time.perf_counter()
         for index, (sent, got) in enumerate(
             zip(gradient.split(self._sizes), weights.split(self._sizes), strict=True)
         ):
@@ -144,6 +146,7 @@ class Worker(Strategy):
             works.append(self._wire.start_receive(replies[index], server, Tag.REPLY))
             works.append(self._wire.start_receive(got, server, Tag.WEIGHTS))
         finish(works)
+        self._measured["exchange_seconds"] = time.perf_counter() - began
         vector_to_parameters(weights.to(self._device), self.model.parameters())
         self._reported_step = self._step
         self._versions = [int(reply[0]) for reply in replies]

@@ -19,7 +19,7 @@ from rankscope_trainer.strategies.traffic.message import (
     each_step,
 )
 
-HEADER = 3 * INT64_BYTES  # kind, step, version
+HEADER = 4 * INT64_BYTES  # kind, step, version, when it was sent
 REPLY = 2 * INT64_BYTES  # version and lead, or owner and index
 
 
