@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.scenarios.conftest import Watched
@@ -69,3 +70,28 @@ def test_ranks_that_exchange_with_their_neighbours_are_no_pipeline(
     assert not findings_of(run, "no_pipelining")
     found = run.get("/parallelism")
     assert (found["pipeline"], found["mesh"]["stage"]) == (None, [None, None])
+
+
+def test_a_parameter_server_that_all_workers_wait_for_is_advised_against(run: Watched) -> None:
+    run.start_forked(
+        4, "--strategy", "parameter_server", "--steps", "50", "--width", "256", "--context", "16",
+        "--batch-size", "1", "--microbatches", "1", "--layer-seconds", "0.004",
+    )  # fmt: skip
+    answer = answer_of(run)
+    (finding,) = findings_of(run, "server_bottleneck")
+    assert answer["state"] == "advice"
+    assert "for 1 parameter server" in finding["what"]
+    spared = spared_share(run)
+    assert finding["cost_throughput_ratio"] == pytest.approx(spared, abs=0.05)
+    assert "2 servers with even shards" in finding["next"]
+    assert any("gradients wait" in fact["text"] for fact in finding["evidence"])
+    assert not [one for one in run.get("/findings")["open"] if 3 in one["ranks"]]
+
+
+def spared_share(run: Watched) -> float:
+    """Return which share of its step the worker waits that waits least, by the trainer's clock."""
+    series = run.get("/metrics?names=exchange_seconds&width=1000")["series"]
+    waits = np.array([one["value"] for one in series], float)[:, 10:]
+    steps = run.get("/parallelism")["mesh"]["values"]
+    step_ms = next(value["values"] for value in steps if value["key"] == "step_ms")
+    return float(np.median(waits.min(0)) / (np.median(step_ms[:3]) / 1e3))

@@ -235,6 +235,7 @@ const KINDS = {
   gpu_underuse: 'GPUs with little to do',
   noise_scale: 'What a larger batch would give',
   staleness: 'Gradients applied late',
+  server_bottleneck: 'Parameter servers are the bottleneck',
   hot_shard: 'One parameter shard gets most requests',
   goodput: 'Where the time went',
   slow_checkpoint: 'Slow checkpoints',

@@ -139,6 +139,18 @@ def ring_seconds(
     return hops * latency + factor * size_bytes / bytes_per_second
 
 
+def exchange_ratio(num_workers: int, num_servers: int = 0) -> float:
+    """Return how many times the model the fullest link carries in each half of an exchange.
+
+    With servers that hold even shards it is a server's: a piece of each worker's gradient, then as
+    much back (Li et al. 2014, OSDI); a worker's where there are more servers than workers. Without
+    servers a ring's: reduce_scatter, then all_gather, (n-1)/n of the model each (`ring_seconds`).
+    """
+    if not num_servers:
+        return bus_factor("all_gather", num_workers) or 0.0
+    return max(1.0, num_workers / num_servers)
+
+
 def tree_seconds(
     size_bytes: float, num_ranks: int, bytes_per_second: float, latency: float
 ) -> float:

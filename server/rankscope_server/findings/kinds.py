@@ -178,6 +178,9 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     Kind("staleness", "Gradients applied late", ("staleness",),
          "this worker's gradients are applied to parameters so many versions newer",
          "critical beyond the declared bound, else warning"),
+    Kind("server_bottleneck", "Parameter servers are the bottleneck", ("staleness",),
+         "all workers wait so much of each step for the servers; more servers, even shards or an "
+         "all_reduce would leave so much", _INFO, True),
     Kind("hot_shard", "One parameter shard gets most requests", ("staleness",),
          "this parameter shard takes more than twice its share, and workers wait for it",
          "warning from 2 % of the time in its queue, else info"),

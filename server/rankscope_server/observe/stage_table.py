@@ -1,4 +1,4 @@
-"""Stages of pipelines that a script writes itself, known by what its ranks send each other.
+"""Stages of pipelines that a script writes itself, and servers, known by what its ranks send.
 
     rank 0   F0 send                recv B0        a chain: each rank sends ahead to the next one,
     rank 1      recv F1 B1 send                    and then has something back of it
@@ -6,7 +6,10 @@
 In such a chain every rank but the first can only work on what it received: it computes between a
 receive and the next send, and not between a send and the next receive. That is what parts a
 pipeline from ranks that exchange borders or pieces of a ring, which also send to and fro: these
-compute after they have exchanged. All ranks must run backward, which parameter servers do not.
+compute after they have exchanged. All ranks must run backward.
+
+Who runs none, and yet exchanges to and fro with ranks that do, serves these, as servers of
+parameters do: its time is not to be compared with theirs.
 """
 
 from __future__ import annotations
@@ -33,15 +36,19 @@ _MIN_STEPS = 8
 _AGAIN = 1.5  # times as many steps as at the last look
 _SAME_SHARE = 0.8  # of the steps in which a pair of ranks begins alike
 _LOOSE_SHARE = 0.25  # of its work that a stage may do between a send and a receive
+SERVER = "server"  # the role of ranks that run no backward and serve those that do
 _RELAYED_SHARE = 0.5  # of the work on a microbatch that it does between a receive and a send
 
 
 class Place(NamedTuple):
-    """Where a rank is in a pipeline."""
+    """Where a rank is in a pipeline, or that it serves others."""
 
-    stage: int
-    num_stages: int
-    num_microbatches: int  # in the pipeline at once; 1: each leaves it before the next one comes
+    stage: int = -1
+    num_stages: int = 0
+    num_microbatches: int = (
+        0  # in the pipeline at once; 1: each leaves it before the next one comes
+    )
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ class _Link:
 
 
 class StageTable:
-    """The places of the ranks of one attempt, in pipelines of which no library says anything."""
+    """The places of the ranks of one attempt, of which no library says anything."""
 
     def __init__(self) -> None:
         self.places: dict[int, Place] = {}
@@ -98,10 +105,9 @@ class StageTable:
         }
         passes = np.nan_to_num(median(cells["microbatches"]))
         work_ms = np.nan_to_num(median(cells["forward"] + cells["backward"]))
-        self.places = places_of(
-            found, dict(zip(steps.ranks, passes.tolist(), strict=True)),
-            dict(zip(steps.ranks, work_ms.tolist(), strict=True)),
-        )  # fmt: skip
+        passes_of = dict(zip(steps.ranks, passes.tolist(), strict=True))
+        work_of = dict(zip(steps.ranks, work_ms.tolist(), strict=True))
+        self.places = places_of(found, passes_of, work_of) or servers_of(found, passes_of)
 
     def said(self, ranks: Mapping[int, RankRegistered]) -> Mapping[int, RankRegistered]:
         """Return what ranks say of themselves, with the places that they do not say."""
@@ -114,6 +120,8 @@ class StageTable:
 
 
 def _placed(known: RankRegistered, place: Place) -> RankRegistered:
+    if place.role:
+        return msgspec.structs.replace(known, role=place.role)
     if known.num_stages and known.num_microbatches:
         return known
     if known.num_stages:
@@ -152,6 +160,17 @@ def places_of(
         for chain in chains
         for stage, rank in enumerate(chain)
     }
+
+
+def servers_of(found: Exchanges, passes: Mapping[int, float]) -> dict[int, Place]:
+    """Return the ranks that run no backward and exchange to and fro with ranks that do."""
+    links = _links(found)
+    servers = set()
+    for (rank, peer), link in links.items():
+        is_other = passes.get(rank, 1) < 1 <= passes.get(peer, 0)
+        if is_other and link.num_sends and link.num_receives:
+            servers.add(rank)
+    return {rank: Place(role=SERVER) for rank in sorted(servers)}
 
 
 def _links(found: Exchanges) -> dict[tuple[int, int], _Link]:

@@ -35,9 +35,9 @@ class Seen:
 
 
 def store_places(
-    connection: sa.Connection, run_id: str, attempt: int, places: Mapping[int, Sequence[int]]
+    connection: sa.Connection, run_id: str, attempt: int, places: Mapping[int, Sequence[Any]]
 ) -> None:
-    """Store stages that ranks do not say, by rank: stage, stages, microbatches."""
+    """Store what ranks do not say of themselves, by rank: stage, stages, microbatches, role."""
     table = tables.rank
     connection.execute(
         sa.update(table)
@@ -48,10 +48,12 @@ def store_places(
         .values(
             stage=sa.bindparam("place"), num_stages=sa.bindparam("count"),
             num_microbatches=sa.bindparam("microbatches"),
+            role=sa.case((sa.bindparam("part") != "", sa.bindparam("part")), else_=table.c.role),
         ),
         [
-            {"of_rank": rank, "place": place, "count": count, "microbatches": microbatches}
-            for rank, (place, count, microbatches) in places.items()
+            {"of_rank": rank, "place": place, "count": count, "microbatches": microbatches,
+             "part": role}
+            for rank, (place, count, microbatches, role) in places.items()
         ],
     )  # fmt: skip
 
@@ -121,13 +123,12 @@ class RankRows:
         row = self._row(record.attempt, record.rank)
         known_pid = row["pid"]
         for name in (
-            "host", "node_rank", "local_rank", "local_world_size", "world_size", "pid", "role",
-            "backend",
+            "host", "node_rank", "local_rank", "local_world_size", "world_size", "pid", "backend",
         ):  # fmt: skip
             row[name] = getattr(record, name)
         # A place that analysis has found stays, unless the rank itself says one.
         if record.num_stages or record.pid != known_pid:
-            for name in ("stage", "num_stages", "num_microbatches", "schedule"):
+            for name in ("role", "stage", "num_stages", "num_microbatches", "schedule"):
                 row[name] = getattr(record, name)
         row["sources"] = json.dumps(record.sources)
         row["registered_ns"] = record.time_ns

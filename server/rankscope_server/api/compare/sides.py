@@ -17,7 +17,7 @@ from rankscope_server.api.compare.parts import Series, series_of
 from rankscope_server.api.findings import queries as finding_queries
 from rankscope_server.api.findings.schema import ShownFinding
 from rankscope_server.api.runs.environment import environment
-from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows
+from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows, role_of
 from rankscope_server.api.runs.schema import EnvironmentAnswer
 from rankscope_server.api.steps.queries import (
     missing_plane,
@@ -90,7 +90,7 @@ def read_side(connection: sa.Connection, run: sa.Row[Any], asked: Asked) -> Side
     onset = _onset(run) if attempt == run.attempt else None
     lo, hi = _range(asked, first, last, onset)
     rows = rank_rows(connection, run.run_id, attempt, RANK_HEAD)
-    stages = {row.rank: row.stage for row in rows}
+    stages = {row.rank: role_of(row) for row in rows}
     world_size = max(len(rows), world_size)
     most = min(MAX_STEPS, steps_of_many(world_size, stages))
     left_out = []

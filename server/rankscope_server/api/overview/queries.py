@@ -31,6 +31,7 @@ from rankscope_server.api.runs.queries import (
     missing_batches,
     onset_step,
     rank_rows,
+    role_of,
     run_row,
     summary,
 )
@@ -112,7 +113,7 @@ def numbers(connection: sa.Connection, run: sa.Row[Any], ranks: list[sa.Row[Any]
     change = None if not before or now is None else now / before - 1
     where = f"before step {onset:,}" if onset else "early in the run"
     reference = "" if before is None else f"from {duration_text(before)} {where}"
-    stages = {row.rank: row.stage for row in ranks}
+    stages = {row.rank: role_of(row) for row in ranks}
     count = min(RECENT_STEPS, steps_of_many(run.world_size, stages))
     lo, _ = typical_range(connection, run.run_id, run.step, count, onset)
     planes = waiting_planes(load_range(connection, run.run_id, _PLANES, lo, run.step))

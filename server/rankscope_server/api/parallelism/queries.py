@@ -26,7 +26,7 @@ from rankscope_server.api.parallelism.schema import (
 )
 from rankscope_server.api.parallelism.staleness import staleness
 from rankscope_server.api.parallelism.values import memory_value, number_values, step_values
-from rankscope_server.api.runs.queries import RANK_HEAD, onset_step, rank_rows
+from rankscope_server.api.runs.queries import RANK_HEAD, onset_step, rank_rows, role_of
 from rankscope_server.api.steps.map import load_peers, own_part
 from rankscope_server.api.steps.queries import (
     RECENT_STEPS,
@@ -166,7 +166,7 @@ def _values(
     ranks: range,
     last: int,
 ) -> list[MeshValue]:
-    roles = [rows[rank].stage if rank in rows else -1 for rank in ranks]
+    roles = [role_of(rows[rank]) if rank in rows else -1 for rank in ranks]
     has_own = "own" in reference_kinds(roles)  # whose reference are their own early steps
     early = load_peers(connection, run, "own_work").early if has_own else None
     cut = {name: plane[: len(ranks)] for name, plane in planes.items()}

@@ -24,6 +24,7 @@ from rankscope_server.api.runs.schema import (
     ShortVerdict,
 )
 from rankscope_server.api.service import service_of
+from rankscope_server.observe.stage_table import SERVER
 from rankscope_server.store import tables
 from rankscope_server.store.deletion import absent
 from rankscope_server.store.projects import of_project
@@ -163,9 +164,18 @@ MAX_LOSSES = 200
 
 # What each rank is and how it ended: a third of its row, without what it was doing.
 RANK_HEAD = (
-    "attempt", "rank", "host", "stage", "backend", "step", "registered_ns", "last_seen_ns",
-    "received_ns", "ended_ns", "end_reason", "end_detail", "exit_code", "exit_signal",
+    "attempt", "rank", "host", "role", "stage", "backend", "step", "registered_ns",
+    "last_seen_ns", "received_ns", "ended_ns", "end_reason", "end_detail", "exit_code",
+    "exit_signal",
 )  # fmt: skip
+
+
+_SERVERS = -2  # the role of all that serve others
+
+
+def role_of(row: Any) -> int:
+    """Return with which ranks one is compared: those of its pipeline stage, servers apart."""
+    return _SERVERS if row.role == SERVER else int(row.stage)
 
 
 def rank_rows(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows
+from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows, role_of
 from rankscope_server.api.steps.map import check_metric, own_part, planes_of, step_range
 from rankscope_server.api.steps.queries import Array, bin_of, known_list, quiet, steps_of_many
 from rankscope_server.api.steps.schema import BesidePeers
@@ -36,7 +36,7 @@ def beside_peers(
     """
     check_metric(metric)
     stages = {
-        row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)
+        row.rank: role_of(row) for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)
     }
     if rank not in stages:
         raise not_found(f"no rank {rank} in this run", "see /ranks for those that are", "rank")

@@ -8,7 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope_server.answers import json_object
-from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows
+from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows, role_of
 from rankscope_server.api.steps.queries import (
     BASELINE_STEPS,
     WARM_UP_STEPS,
@@ -36,7 +36,7 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
     """
     hi = run.step
     stages = {
-        row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)
+        row.rank: role_of(row) for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)
     }
     most = steps_of_many(run.world_size, stages)
     verdict = json_object(run.verdict) or {}

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from rankscope.wire.backends import is_of_device
 from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST, STEP_SKIPPED
 from rankscope_server.answers import capped, json_object
-from rankscope_server.api.runs.queries import RANK_HEAD, onset_step, rank_rows
+from rankscope_server.api.runs.queries import RANK_HEAD, onset_step, rank_rows, role_of
 from rankscope_server.api.steps.cells import (
     Array,
     Held,
@@ -73,7 +73,7 @@ _FLAGS = {
 class Peers:
     """What cells are compared with."""
 
-    roles: list[int]  # per rank, its pipeline stage
+    roles: list[int]  # per rank, see `role_of`
     hosts: list[str]
     early: Array | None  # the metric over early steps, ranks by steps; None: it serves for nothing
     on_device: Array  # per rank: what only its device knows is sampled
@@ -221,7 +221,7 @@ def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peer
     """Return roles and hosts of all ranks, and the early steps that serve as own reference."""
     rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)}
     height = max([run.world_size, *(rank + 1 for rank in rows)])
-    roles = [rows[rank].stage if rank in rows else -1 for rank in range(height)]
+    roles = [role_of(rows[rank]) if rank in rows else -1 for rank in range(height)]
     needs_early = metric in RATIO_METRICS and "own" in reference_kinds(roles)
     return Peers(
         roles=roles,

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope_server.diagnose.parameter_server.ages import ages_of
+from rankscope_server.diagnose.parameter_server.bottleneck import bottleneck_finding
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     DetectorResult,
@@ -41,7 +42,7 @@ class Stale:
 
 
 class Staleness:
-    """Finds gradients applied too many versions late, and parameter shards that are hot."""
+    """Finds gradients applied too many versions late, hot shards, servers that hold all up."""
 
     name: ClassVar[str] = "staleness"
 
@@ -58,6 +59,8 @@ class Staleness:
                    if (stale := stale_of(window, rank)) is not None]  # fmt: skip
         findings = _stale_findings(window, workers) + _mismatch(window, workers)
         findings += _hot_shards(window)
+        bottleneck = bottleneck_finding(window)
+        findings += [] if bottleneck is None else [bottleneck]
         most = max((worker.most for worker in workers), default=0)
         checked = () if findings else (f"staleness: at most {most} versions",)
         return ran(self, findings, checked)
