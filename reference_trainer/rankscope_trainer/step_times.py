@@ -6,8 +6,9 @@ is a single write to its end:
     {"rank": 1, "restarts": 0, "step": 4, "began_ns": ..., "trained_ns": ..., "ended_ns": ...}
 
 From `began_ns` to `trained_ns` the rank draws its batch, computes, waits for others and updates;
-until `ended_ns` it validates and writes a checkpoint, where they are due. A step in which the rank
-dies has no line.
+until `ended_ns` it validates and writes a checkpoint, where they are due. Stages of model_parallel
+and workers of parameter servers add for how long of it they waited, `waited_seconds`. A step in
+which the rank dies has no line.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class StepTimes:
         """Its update is done."""
         self._trained_ns = time.time_ns()
 
-    def end(self, step: int) -> None:
+    def end(self, step: int, waited_seconds: float | None = None) -> None:
         """Nothing more is done in it: write the line."""
         if self._file is None:
             return
@@ -48,6 +49,7 @@ class StepTimes:
             "began_ns": self._began_ns,
             "trained_ns": self._trained_ns,
             "ended_ns": time.time_ns(),
+            **({} if waited_seconds is None else {"waited_seconds": waited_seconds}),
         }
         os.write(self._file, json.dumps(line).encode() + b"\n")
 

@@ -132,12 +132,11 @@ class Trainer:
                 loss, measured = self._train_step(step, batch)
                 known_loss = None if loss is None else float(loss)
                 learning_rate = self.strategy.optimizer.param_groups[0]["lr"]
-                self.report.step(
-                    step, known_loss, learning_rate, **self.strategy.metrics(), **measured
-                )
+                own = self.strategy.metrics()
+                self.report.step(step, known_loss, learning_rate, **own, **measured)
                 self.times.trained()
                 self._after(step)
-                self.times.end(step)
+                self.times.end(step, own.get("waited_seconds"))
             self.strategy.settle()
         return supply.must_leave
 

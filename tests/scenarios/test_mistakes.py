@@ -90,7 +90,7 @@ def test_a_parameter_server_that_all_workers_wait_for_is_advised_against(run: Wa
 
 def spared_share(run: Watched) -> float:
     """Return which share of its step the worker waits that waits least, by the trainer's clock."""
-    series = run.get("/metrics?names=exchange_seconds&width=1000")["series"]
+    series = run.get("/metrics?names=waited_seconds&width=1000")["series"]
     waits = np.array([one["value"] for one in series], float)[:, 10:]
     steps = run.get("/parallelism")["mesh"]["values"]
     step_ms = next(value["values"] for value in steps if value["key"] == "step_ms")

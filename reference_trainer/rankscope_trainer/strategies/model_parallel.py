@@ -13,6 +13,7 @@ All ranks draw the same batch: the first stage uses its bytes, the last one its 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,22 +48,22 @@ class ModelParallel(Strategy):
         self._own_layers = split[world.rank]
         self.model = build_model(settings).keep_layers(self._own_layers).to(world.device)
         self.optimizer = build_optimizer(settings, self.model)
+        self._waited_seconds = 0.0
         rankscope.stage(world.rank, world.world_size, microbatches=1)
 
     def train_batch(self, batch: Sample) -> Tensor | None:
         """Wait for the input, compute, pass it on; then the same backwards."""
+        self._waited_seconds = 0.0
         x, y = self._forward(batch)
         if self.reports_loss:
             loss = next_byte_loss(y, batch[1])
             loss.backward()
         else:
-            dist.send(y.detach(), self._rank + 1)
-            gradient = torch.empty_like(y)
-            dist.recv(gradient, self._rank + 1)
-            y.backward(gradient)
+            self._send(y, self._rank + 1)
+            y.backward(self._receive(torch.empty_like(y), self._rank + 1))
         if not self._is_first:
             assert x.grad is not None
-            dist.send(x.grad, self._rank - 1)
+            self._send(x.grad, self._rank - 1)
         return loss.detach() if self.reports_loss else None
 
     def validate_batch(self, batch: Sample) -> Tensor | None:
@@ -70,7 +71,7 @@ class ModelParallel(Strategy):
         _, y = self._forward(batch)
         if self.reports_loss:
             return next_byte_loss(y, batch[1])
-        dist.send(y, self._rank + 1)
+        self._send(y, self._rank + 1)
         return None
 
     def clip(self, max_norm: float) -> float:
@@ -78,8 +79,8 @@ class ModelParallel(Strategy):
         return clip_parts(self.model, max_norm)
 
     def metrics(self) -> dict[str, float]:
-        """Return how many layers this rank holds."""
-        return {"layers": float(len(self._own_layers))}
+        """Return how many layers this rank holds, and for how long it waited in this step."""
+        return {"layers": float(len(self._own_layers)), "waited_seconds": self._waited_seconds}
 
     def checkpoint_shape(self) -> dict[str, str]:
         """Return which rank holds what: the weights of other layers are of no use to this rank."""
@@ -91,6 +92,17 @@ class ModelParallel(Strategy):
         if not self._is_first:
             x = torch.empty((*x.shape, self._width), device=self._device, requires_grad=True)
             with torch.no_grad():
-                dist.recv(x, self._rank - 1)
+                self._receive(x, self._rank - 1)
         y: Tensor = self.model(x)
         return x, y
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        since = time.perf_counter()
+        dist.send(tensor.detach(), rank)
+        self._waited_seconds += time.perf_counter() - since
+
+    def _receive(self, tensor: Tensor, rank: int) -> Tensor:
+        since = time.perf_counter()
+        dist.recv(tensor, rank)
+        self._waited_seconds += time.perf_counter() - since
+        return tensor

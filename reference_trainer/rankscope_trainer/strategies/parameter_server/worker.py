@@ -98,7 +98,7 @@ class Worker(Strategy):
             self._exchange(Kind.SKIPPED)
 
     def metrics(self) -> dict[str, float]:
-        """Return the version trained with, the lead over the slowest, the time of the exchange."""
+        """Return the version trained with, the lead over the slowest, the time it waited."""
         return self._measured
 
     def state(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Worker(Strategy):
             works.append(self._wire.start_receive(replies[index], server, Tag.REPLY))
             works.append(self._wire.start_receive(got, server, Tag.WEIGHTS))
         finish(works)
-        self._measured["exchange_seconds"] = time.perf_counter() - began
+        self._measured["waited_seconds"] = time.perf_counter() - began
         vector_to_parameters(weights.to(self._device), self.model.parameters())
         self._reported_step = self._step
         self._versions = [int(reply[0]) for reply in replies]
