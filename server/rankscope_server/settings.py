@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rankscope_server.prices import PriceList, price_list
+
 ENVIRONMENT_PREFIX = "RANKSCOPE_SERVER_"
 TOKEN_VARIABLE = "RANKSCOPE_TOKEN"
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
@@ -278,6 +280,10 @@ class Settings:
     keep_runs_bytes: int = _setting(
         0, "Most bytes of all runs, those longest without news go first; 0 for any.", _KEPT_SIZES
     )
+    prices: str = _setting(
+        "", "Price of a host-hour by name of the host, as gpu-*=24,*=3.50; the first that fits."
+    )
+    currency: str = _setting("", "Name of the currency of prices, as EUR.")
     retention_seconds: float = _setting(
         600.0, "Pause between two rounds of retention.", (0.05, 86_400.0)
     )
@@ -305,6 +311,10 @@ class Settings:
     def networks_of_alerts(self) -> tuple[Network, ...]:
         """Return the networks that alerts may be sent to; none: no list. Raises ValueError."""
         return _networks(self.alert_networks)
+
+    def price_list(self) -> PriceList:
+        """Return what hosts cost. Raises ValueError."""
+        return price_list(self.prices, self.currency)
 
     def host_names(self) -> tuple[str, ...]:
         """Return the other names that are answered to."""
@@ -463,6 +473,10 @@ def _check_words(settings: Settings) -> None:
         )
     if settings.log_format not in {"text", "json"}:
         raise SettingsError(f"log_format is {settings.log_format!r}; use text or json")
+    try:
+        settings.price_list()
+    except ValueError as error:
+        raise SettingsError(f"prices: {error}; say gpu-*=24,*=3.50") from error
     wrong = [name for name in settings.host_names() if not _HOST_NAME.fullmatch(name)]
     if wrong:
         raise SettingsError(f"allowed_hosts: {wrong[0]!r} is no name; say gpu.example,10.0.0.5")

@@ -34,6 +34,7 @@ BAD_WORDS = {
     "synchronous": ("off", "FULL"),
     "log_level": ("loud", "0"),
     "log_format": ("xml", "JSON"),
+    "prices": ("gpu", "gpu=dear", "=3", "gpu=-1"),
     "allowed_hosts": ("http://gpu.example", "a.example,b/c", "a b"),
     "preflight_networks": ("10.0.0.0/33", "everything"),
     "ready_file": ("/no/such/folder/ready.json",),

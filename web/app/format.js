@@ -20,6 +20,22 @@ export function figure(value) {
   return signed(value.toFixed(size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3).replace(/\.?0+$/, '') || '0');
 }
 
+/** An amount of money: two decimals, from 1,000 on none. @param {number} value @param {string} currency */
+export function money(value, currency) {
+  if (value > 0 && value < 0.005) return `below 0.01 ${currency}`.trimEnd();
+  const digits = Math.abs(value) >= 1000 ? 0 : 2;
+  const text = value.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return currency ? `${text} ${currency}` : text;
+}
+
+/** What a finding costs a day, in rank-hours and, where the server has a price, in money.
+ * @param {{cost_rank_hours_per_day: number | null, cost_money_per_day: number | null, currency: string}} finding */
+export function dayCost(finding) {
+  const hours = `${count(finding.cost_rank_hours_per_day)} rank-hours a day`;
+  const amount = finding.cost_money_per_day;
+  return amount === null ? hours : `${hours}, ${money(amount, finding.currency)}`;
+}
+
 /** @type {[number, string][]} */
 const PREFIXES = [
   [1e15, 'P'],

@@ -737,6 +737,8 @@ export interface FindingDetail {
   ended_step: number | null;
   cost_throughput_ratio: number | null;
   cost_rank_hours_per_day: number | null;
+  cost_money_per_day: number | null;
+  currency: string;
   confidence: number | null;
   confidence_text: string;
   what: string;
@@ -1966,6 +1968,8 @@ export interface RunCost {
   what_if: CostWhatIf | null;
   no_what_if: string;
   notes: string[];
+  price_per_rank_hour: number | null;
+  currency: string;
 }
 
 /** What a run holds, largest first. */
@@ -2161,6 +2165,8 @@ export interface ShownFinding {
   ended_step: number | null;
   cost_throughput_ratio: number | null;
   cost_rank_hours_per_day: number | null;
+  cost_money_per_day: number | null;
+  currency: string;
   confidence: number | null;
   confidence_text: string;
   what: string;
@@ -2194,6 +2200,8 @@ export interface ShownVerdict {
   ended_step: number | null;
   cost_throughput_ratio: number | null;
   cost_rank_hours_per_day: number | null;
+  cost_money_per_day: number | null;
+  currency: string;
   confidence: number | null;
   confidence_text: string;
   what: string;

@@ -2,7 +2,8 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { hoursWords, money, readChanges, readPrice, shareWords, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
+import { dayCost, money } from '../../../web/app/format.js';
+import { hoursWords, readChanges, readPrice, shareWords, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
 import { readPath } from '../../../web/app/url.js';
 
 const part = (name, share) => ({ name, what: '', rank_hours: share * 8, share });
@@ -57,4 +58,10 @@ test('a little is never nothing', () => {
 
 test('the cost of a run is a page of it', () => {
   assert.deepEqual(readPath('runs/a/cost'), { name: 'cost', run: 'a', id: '' });
+});
+
+test('what a finding costs a day has money where the server has a price', () => {
+  const finding = { cost_rank_hours_per_day: 48, cost_money_per_day: null, currency: '' };
+  assert.equal(dayCost(finding), '48 rank-hours a day');
+  assert.equal(dayCost({ ...finding, cost_money_per_day: 120, currency: 'EUR' }), '48 rank-hours a day, 120.00 EUR');
 });

@@ -2,10 +2,10 @@
 
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { change, count, duration, percent, plural, sentence } from '../format.js';
+import { change, count, duration, figure, money, percent, plural, sentence } from '../format.js';
 import { setTitle } from '../page.js';
 import { Card, Empty, Problem, Skeleton, Table } from '../parts/bits.js';
-import { hoursWords, money, readChanges, readPrice, shareWords, stepWith, waterfall } from '../parts/costmaths.js';
+import { hoursWords, readChanges, readPrice, shareWords, stepWith, waterfall } from '../parts/costmaths.js';
 import { Field } from '../parts/fields.js';
 import { Otherwise } from '../parts/whatif.js';
 import { query, setQuery } from '../router.js';
@@ -46,11 +46,10 @@ export function Page({ run, topic }) {
     return answer.error
       ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the cost' })
       : el(Skeleton, { height: 240, waitsFor: 'the cost' });
-  const value = readPrice(query.value.price);
-  const price = value === null ? null : { value, currency: query.value.currency ?? '' };
+  const price = priceOf(data);
   return t.div(
     { class: `stack ${answer.error ? 'greyed' : ''}` },
-    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text), el(PriceForm, {})),
+    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text), el(PriceForm, { data })),
     data.parts.length > 0
       ? [el(Waterfall, { key: 'w', data, path, price }), el(Changes, { key: 'c', run, data, price })]
       : t.div(
@@ -65,7 +64,15 @@ export function Page({ run, topic }) {
   );
 }
 
-function PriceForm() {
+/** The price in the address, else that of the server's list. @param {Cost} data @returns {Price} */
+function priceOf(data) {
+  const value = readPrice(query.value.price);
+  if (value !== null) return { value, currency: query.value.currency ?? '' };
+  return data.price_per_rank_hour === null ? null : { value: data.price_per_rank_hour, currency: data.currency };
+}
+
+/** @param {{data: Cost}} props */
+function PriceForm({ data }) {
   const [price, setPrice] = useState(query.value.price ?? '');
   const [currency, setCurrency] = useState(query.value.currency ?? '');
   useEffect(() => {
@@ -92,7 +99,7 @@ function PriceForm() {
         value: price,
         'aria-invalid': wrong,
         title: 'A number, as in 2.50',
-        placeholder: 'none set',
+        placeholder: data.price_per_rank_hour === null ? 'none set' : figure(data.price_per_rank_hour),
         onInput: (event) => setPrice(event.currentTarget.value.trim()),
       }),
     ),

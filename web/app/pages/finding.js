@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { count, dateTime, kindWords, percent, ranges, sentence, words } from '../format.js';
+import { count, dateTime, dayCost, kindWords, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
 import { CappedNote, Card, CopyButton, Empty, OnsetStep, Problem, Severity, Skeleton, When } from '../parts/bits.js';
 import { Acknowledge, Explains, Reasons, report, spanWords, WAITS } from '../parts/finding.js';
@@ -73,9 +73,7 @@ export function Page({ run, id, topic, overview, ended }) {
               { class: 'verdictcost' },
               t.p({ class: 'big' }, percent(finding.cost_throughput_ratio)),
               t.p(null, 'of throughput lost'),
-              finding.cost_rank_hours_per_day
-                ? t.p({ class: 'faint' }, `${count(finding.cost_rank_hours_per_day)} rank-hours a day`)
-                : null,
+              finding.cost_rank_hours_per_day ? t.p({ class: 'faint' }, dayCost(finding)) : null,
             ),
       ),
       el(Reasons, { finding }),
@@ -152,12 +150,7 @@ export function Page({ run, id, topic, overview, ended }) {
         fact('Hosts', finding.hosts.join(', ') || '–'),
         fact('Group', finding.group ?? '–'),
         fact('Attempt', count(finding.attempt)),
-        fact(
-          'Cost',
-          finding.cost_rank_hours_per_day === null
-            ? 'not known'
-            : `${count(finding.cost_rank_hours_per_day)} rank-hours a day`,
-        ),
+        fact('Cost', finding.cost_rank_hours_per_day === null ? 'not known' : dayCost(finding)),
         fact('Confidence', sureWords(finding.confidence)),
         fact('Detector', finding.detector),
         fact('Policy', finding.policy_hash || '–'),

@@ -39,14 +39,6 @@ export function readPrice(text) {
   return text && Number.isFinite(value) && value > 0 && value < 1e9 ? value : null;
 }
 
-/** An amount of money: two decimals, from 1,000 on none. @param {number} value @param {string} currency */
-export function money(value, currency) {
-  if (value > 0 && value < 0.005) return `below 0.01 ${currency}`.trimEnd();
-  const digits = Math.abs(value) >= 1000 ? 0 : 2;
-  const text = value.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return currency ? `${text} ${currency}` : text;
-}
-
 /** Rank-hours in a unit that is read: that in which `like` is read, so that two beside each other have one.
  * @param {number} hours @param {number} [like] */
 export function hoursWords(hours, like = hours) {

@@ -2,7 +2,7 @@
 
 import { useState } from 'preact/hooks';
 import { ask } from '../api.js';
-import { count, kindWords, percent, sentence, stopwatch, timeOfDay, words } from '../format.js';
+import { count, dayCost, kindWords, percent, sentence, stopwatch, timeOfDay, words } from '../format.js';
 import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
@@ -113,9 +113,7 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
               { class: 'verdictcost' },
               t.p({ class: 'big' }, percent(cost)),
               t.p(null, 'of throughput lost'),
-              verdict.cost_rank_hours_per_day
-                ? t.p({ class: 'faint' }, `${count(verdict.cost_rank_hours_per_day)} rank-hours a day`)
-                : null,
+              verdict.cost_rank_hours_per_day ? t.p({ class: 'faint' }, dayCost(verdict)) : null,
               verdict.onset_step
                 ? t.p({ class: 'faint', title: timeOfDay(verdict.onset_ms) }, `since step ${count(verdict.onset_step)}`)
                 : null,

@@ -11,6 +11,7 @@ from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import json_object
 from rankscope_server.api.cost.schema import CostPart, CostWhatIf, RunCost
 from rankscope_server.findings.text import percent_text
+from rankscope_server.prices import Rate
 from rankscope_server.text import plural, rank_list
 from rankscope_server.verdict.cost import MAX_STEPS
 
@@ -38,8 +39,8 @@ WHAT: dict[str, str] = {
 }
 
 
-def cost(run: sa.Row[Any]) -> RunCost:
-    """Return what a run cost."""
+def cost(run: sa.Row[Any], rate: Rate | None = None) -> RunCost:
+    """Return what a run cost; `rate` is what an hour of a rank costs, None: it is not known."""
     stored = json_object(run.cost)
     if stored is None:
         return RunCost(
@@ -62,6 +63,8 @@ def cost(run: sa.Row[Any]) -> RunCost:
         what_if=None if found is None else msgspec.convert(found, CostWhatIf),
         no_what_if=stored["no_what_if"],
         notes=_notes(stored),
+        price_per_rank_hour=None if rate is None else rate.per_rank_hour,
+        currency="" if rate is None else rate.currency,
     )
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from rankscope_server.api.cost.queries import cost
 from rankscope_server.api.cost.schema import RunCost
 from rankscope_server.api.replies import documented, send
-from rankscope_server.api.runs.queries import reading
+from rankscope_server.api.runs.queries import rate_in, reading
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["runs"])
 
@@ -15,6 +15,6 @@ router = APIRouter(prefix="/api/v1/runs/{run}", tags=["runs"])
 @router.get("/cost", **documented(RunCost))
 def run_cost(request: Request, run: str) -> Response:
     """Return where the time of all ranks went, and what changes would give."""
-    with reading(request, run) as (_, row):
-        body = cost(row)
+    with reading(request, run) as (connection, row):
+        body = cost(row, rate_in(request, connection, row))
     return send(request, body, body.parts)

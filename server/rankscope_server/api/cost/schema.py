@@ -59,3 +59,5 @@ class RunCost(Schema, frozen=True):
     what_if: CostWhatIf | None
     no_what_if: str  # why there is none
     notes: list[str]
+    price_per_rank_hour: float | None = None  # None: no price of its hosts is set
+    currency: str = ""

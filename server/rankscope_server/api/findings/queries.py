@@ -23,6 +23,7 @@ from rankscope_server.api.findings.schema import (
     ShownFinding,
     ShownVerdict,
 )
+from rankscope_server.prices import Rate
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
 
@@ -32,15 +33,19 @@ MAX_STACK_RANKS = 16
 STACKS_AROUND_NS = 120 * 10**9  # the collector takes the first ones before the finding opens
 MAX_TIME_NS = 1 << 62
 _BOOKKEEPING = {"id", "state", "opened_ms", "updated_ms", "recovered_ms"}
+_PRICED = {"cost_money_per_day", "currency"}
 _TRANSLATED = {"evidence", "explained_by"}
-_FIELDS = set(ShownFinding.__struct_fields__) - _BOOKKEEPING - _TRANSLATED
+_FIELDS = set(ShownFinding.__struct_fields__) - _BOOKKEEPING - _TRANSLATED - _PRICED
 
 
-def findings(connection: sa.Connection, run: sa.Row[Any]) -> Findings:
-    """Return the findings of a run, open ones by cost, recovered ones newest first."""
+def findings(connection: sa.Connection, run: sa.Row[Any], rate: Rate | None = None) -> Findings:
+    """Return the findings of a run, open ones by cost, recovered ones newest first.
+
+    `rate` is what an hour of a rank costs, None where that is not asked for, or not known.
+    """
     rows = _rows(connection, run.run_id)[::-1]
     ids, citing = _ids(rows), Citing(connection, run)
-    made = [(row, finding_of(row, ids, citing)) for row in rows]
+    made = [(row, finding_of(row, ids, citing, rate)) for row in rows]
     still = [finding for row, finding in made if row.state != "recovered"]
     over = [finding for row, finding in made if row.state == "recovered"]
     still.sort(key=lambda finding: -(finding.cost_throughput_ratio or 0.0))
@@ -53,7 +58,9 @@ def findings(connection: sa.Connection, run: sa.Row[Any]) -> Findings:
     )
 
 
-def finding_detail(connection: sa.Connection, run: sa.Row[Any], finding_id: int) -> FindingDetail:
+def finding_detail(
+    connection: sa.Connection, run: sa.Row[Any], finding_id: int, rate: Rate | None = None
+) -> FindingDetail:
     """Return a finding with its history. Raises Problem 404."""
     run_id = run.run_id
     rows = _rows(connection, run_id)
@@ -67,7 +74,7 @@ def finding_detail(connection: sa.Connection, run: sa.Row[Any], finding_id: int)
         .where(tables.finding_event.c.finding_id == finding_id)
         .order_by(tables.finding_event.c.id)
     )
-    base = msgspec.structs.asdict(finding_of(row, _ids(rows), Citing(connection, run)))
+    base = msgspec.structs.asdict(finding_of(row, _ids(rows), Citing(connection, run), rate))
     stacks, num_stacks = _stacks(connection, row, base["ranks"] or base["victims"])
     return FindingDetail(
         **base,
@@ -108,7 +115,9 @@ def _stacks(
     return [of_row(FindingStack, stack) for stack in rows], sum(counts.values())
 
 
-def verdict(connection: sa.Connection, run: sa.Row[Any]) -> ShownVerdict | None:
+def verdict(
+    connection: sa.Connection, run: sa.Row[Any], rate: Rate | None = None
+) -> ShownVerdict | None:
     """Return the verdict of a run with the ids of the findings that it names."""
     body = json_object(run.verdict)
     if body is None:
@@ -118,18 +127,30 @@ def verdict(connection: sa.Connection, run: sa.Row[Any]) -> ShownVerdict | None:
     row = next((row for row in rows if row.id == ids.get(str(body.get("key")))), None)
     folded = [Folded(id=ids.get(item["key"]), what=item["what"]) for item in body.get("folded", [])]
     values = _values(body, ids) | {"folded": folded, "deciding": body.get("deciding", [])}
+    values |= _money(values, rate)
     if row is None:
         return ShownVerdict(**values, id=0, state="open")
     values["evidence"] += Citing(connection, run).about(body, row.opened_ns)
     return ShownVerdict(**values, **_bookkeeping(row))
 
 
-def finding_of(row: sa.Row[Any], ids: dict[str, int], citing: Citing) -> ShownFinding:
+def finding_of(
+    row: sa.Row[Any], ids: dict[str, int], citing: Citing, rate: Rate | None = None
+) -> ShownFinding:
     """Return the finding that a row holds; `ids` turns keys of other findings into ids."""
     body = json_object(row.body)
     values = _values(body, ids)
+    values |= _money(values, rate)
     values["evidence"] += citing.about(body, row.opened_ns)
     return ShownFinding(**values, **_bookkeeping(row))
+
+
+def _money(values: dict[str, Any], rate: Rate | None) -> dict[str, Any]:
+    """Return what a finding costs a day, nothing where that or the price is not known."""
+    hours = values.get("cost_rank_hours_per_day")
+    if hours is None or rate is None:
+        return {}
+    return {"cost_money_per_day": hours * rate.per_rank_hour, "currency": rate.currency}
 
 
 def _bookkeeping(row: sa.Row[Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rankscope_server.analysis.stored_findings import acknowledge
 from rankscope_server.api.findings import queries as finding_queries
 from rankscope_server.api.findings.schema import FindingDetail, Findings, ShownFinding
 from rankscope_server.api.replies import documented, send
-from rankscope_server.api.runs.queries import reading, run_row
+from rankscope_server.api.runs.queries import rate_in, reading, run_row
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import not_found
 from rankscope_server.store.locks import of_run
@@ -24,7 +24,7 @@ FindingId = Annotated[int, Path(ge=0, lt=1 << 62)]
 def findings(request: Request, run: str) -> Response:
     """List the findings of a run and the detectors that looked for them."""
     with reading(request, run) as (connection, row):
-        body = finding_queries.findings(connection, row)
+        body = finding_queries.findings(connection, row, rate_in(request, connection, row))
     rows: list[ShownFinding] = [*body.open, *body.recovered]
     return send(request, body, rows)
 
@@ -33,7 +33,8 @@ def findings(request: Request, run: str) -> Response:
 def finding(request: Request, run: str, id: FindingId) -> Response:
     """Return a finding with its history."""
     with reading(request, run) as (connection, row):
-        body = finding_queries.finding_detail(connection, row, id)
+        rate = rate_in(request, connection, row)
+        body = finding_queries.finding_detail(connection, row, id, rate)
     return send(request, body, [body])
 
 
@@ -45,5 +46,7 @@ def acknowledge_finding(request: Request, run: str, id: FindingId) -> Response:
         raise not_found(f"no finding {id} in run {run}", f"see /api/v1/runs/{run}/findings", "id")
     service.broker.publish(f"run:{run}", {"findings"}, None)
     with service.read() as connection:
-        body = finding_queries.finding_detail(connection, run_row(connection, run), id)
+        row = run_row(connection, run)
+        rate = rate_in(request, connection, row)
+        body = finding_queries.finding_detail(connection, row, id, rate)
     return send(request, body, [body])

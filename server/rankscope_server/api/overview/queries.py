@@ -31,6 +31,7 @@ from rankscope_server.api.runs.queries import (
     missing_batches,
     onset_step,
     rank_rows,
+    rate_of,
     role_of,
     run_row,
     summary,
@@ -51,6 +52,7 @@ from rankscope_server.api.storage.removed import removed
 from rankscope_server.findings.finding import SEVERITIES
 from rankscope_server.findings.text import percent_text
 from rankscope_server.ingest.step_metrics import STARTED
+from rankscope_server.prices import NO_PRICES, PriceList
 from rankscope_server.store import tables
 from rankscope_server.store.deletion import OVER
 from rankscope_server.text import duration_text, exit_text, plural, rank_list
@@ -62,14 +64,16 @@ _EVEN_SHARE = 0.02  # a mean further than this from the typical step is shown be
 _LEAST_SHARE = 0.001  # less of a step is not worth words
 
 
-def overview(connection: sa.Connection, run_id: str, silent_before_ns: int) -> Overview:
+def overview(
+    connection: sa.Connection, run_id: str, silent_before_ns: int, prices: PriceList = NO_PRICES
+) -> Overview:
     """Return the first page of a run. Raises Problem 404."""
     run = run_row(connection, run_id)
     ranks = rank_rows(connection, run_id, run.attempt, RANK_HEAD)
     return Overview(
         run=summary(run, hosts_of(connection, [run_id]).get(run_id, {})),
         coverage=coverage(connection, run, ranks, silent_before_ns),
-        verdict=verdict(connection, run),
+        verdict=verdict(connection, run, rate_of(connection, run, prices)),
         answer=answer(run),
         numbers=numbers(connection, run, ranks),
         attempts=attempts(connection, run),

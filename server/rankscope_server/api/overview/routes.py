@@ -19,7 +19,9 @@ def run(request: Request, run: str) -> Response:
     """Return the first page of a run."""
     service = service_of(request)
     with service.read() as connection:
-        body = overview(connection, run, service.silent_before_ns(run))
+        body = overview(
+            connection, run, service.silent_before_ns(run), service.settings.price_list()
+        )
     behind_seconds = service.behind_seconds(run)
     head = body.run
     body = structs.replace(

@@ -25,6 +25,7 @@ from rankscope_server.api.runs.schema import (
 )
 from rankscope_server.api.service import service_of
 from rankscope_server.observe.stage_table import SERVER
+from rankscope_server.prices import PriceList, Rate
 from rankscope_server.store import tables
 from rankscope_server.store.deletion import absent
 from rankscope_server.store.projects import of_project
@@ -168,6 +169,22 @@ RANK_HEAD = (
     "last_seen_ns", "received_ns", "ended_ns", "end_reason", "end_detail", "exit_code",
     "exit_signal",
 )  # fmt: skip
+
+
+def rate_of(connection: sa.Connection, run: sa.Row[Any], prices: PriceList) -> Rate | None:
+    """Return what an hour of a rank of a run costs; None where a host of it has no price."""
+    if not prices.rows:
+        return None
+    ranks = tables.rank.c
+    hosts = connection.scalars(
+        sa.select(ranks.host).where(ranks.run_id == run.run_id, ranks.attempt == run.attempt)
+    )
+    return prices.rate_of(list(hosts))
+
+
+def rate_in(request: Request, connection: sa.Connection, run: sa.Row[Any]) -> Rate | None:
+    """Return the same by the price list of this server."""
+    return rate_of(connection, run, service_of(request).settings.price_list())
 
 
 _SERVERS = -2  # the role of all that serve others
