@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from rankscope.wire.schema import IMPORTED
 from rankscope_server.alerts.reading import DEAF_RATIO, DEAF_SECONDS, Delays, Reader
+from rankscope_server.prices import Rate, price_list
 from rankscope_server.store import tables
 from rankscope_server.store.unit import Unit
 from tests.server.conftest import TestClient
@@ -160,3 +161,14 @@ def test_what_is_lost_of_a_run_is_counted(store: Store) -> None:
     assert (lost.records, lost.batches, lost.refused, lost.total) == (100, 2, 3, 105)
     assert lost.worst == "most on n1: 60 logs, too fast"
     assert runs["well"].lost.total == 0
+
+
+def test_what_runs_have_spent_is_read_where_a_rule_asks_for_it(store: Store) -> None:
+    store.run("dear", [1, 1], cost='{"wall_seconds": 7200.0, "parts": {}}')
+    store.run("new", [1])
+    assert store.read()["dear"].spent_rank_hours is None
+    store.reader.prices = price_list("n0=3,n1=5", "EUR")
+    with store.service.read() as connection:
+        seen = store.reader.read(connection, store.now_ns, 0.0, None, with_spent=True)
+    found = {run.run_id: (run.spent_rank_hours, run.rate) for run in seen.runs}
+    assert found == {"dear": (2.0, Rate(4.0, "EUR")), "new": (None, None)}

@@ -29,6 +29,7 @@ from rankscope_server.alerts.evaluate import (
 )
 from rankscope_server.alerts.quiet import QuietHours, check, is_quiet, waits_until_ns
 from rankscope_server.alerts.rules import (
+    OnBudget,
     OnDisk,
     OnFinding,
     OnLag,
@@ -48,6 +49,7 @@ from rankscope_server.alerts.seen import (
     SeenRun,
     SeenServer,
 )
+from rankscope_server.prices import Rate
 
 S = 10**9
 NOW = 1_790_000_000 * S
@@ -215,6 +217,25 @@ def test_lost_throughput_by_share_or_by_rank_hours() -> None:
     fired = outcome(OnThroughput(share_ratio=0, rank_hours_per_day=40), view)
     assert isinstance(fired, Firing)
     assert fired.what == "llama loses 40 rank-hours a day"
+
+
+def test_a_budget_in_money_or_in_rank_hours() -> None:
+    view = seen(run(spent_rank_hours=100.0, rate=Rate(2.5, "EUR")))
+    fired = outcome(OnBudget(money=250), view)
+    assert isinstance(fired, Firing)
+    assert fired.what == "llama has spent 250.00 EUR"
+    assert fired.why == "the rule allows 250.00; 100.0 rank-hours"
+    assert fired.path == "runs/r/cost"
+    assert isinstance(outcome(OnBudget(money=251), view), Clear)
+    fired = outcome(OnBudget(rank_hours=99), view)
+    assert isinstance(fired, Firing)
+    assert fired.what == "llama has spent 100.0 rank-hours"
+    assert isinstance(outcome(OnBudget(rank_hours=101), view), Clear)
+
+
+def test_what_is_not_known_in_money_passes_no_budget_and_keeps_none() -> None:
+    assert outcome(OnBudget(money=1), seen(run(spent_rank_hours=100.0))) is None
+    assert outcome(OnBudget(money=1, rank_hours=1), seen(run())) is None
 
 
 @pytest.mark.parametrize(

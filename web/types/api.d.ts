@@ -1316,6 +1316,13 @@ export interface Number {
   reference_text: string;
 }
 
+/** A live run has spent so much, in the currency of the server's prices or in rank-hours.  0: not looked at. */
+export interface OnBudget {
+  about: 'budget';
+  money: number;
+  rank_hours: number;
+}
+
 /** Less than so much is free on the disk of the store. */
 export interface OnDisk {
   about: 'disk';
@@ -1941,7 +1948,7 @@ export interface RetentionProgress {
 export interface RuleRow {
   id: number;
   name: string;
-  when: OnFinding | OnStall | OnSilence | OnThroughput | OnLoss | OnLag | OnQueue | OnDisk;
+  when: OnFinding | OnStall | OnSilence | OnThroughput | OnLoss | OnBudget | OnLag | OnQueue | OnDisk;
   runs: string;
   tags: Record<string, string>;
   channels: number[];

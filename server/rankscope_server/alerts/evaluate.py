@@ -14,6 +14,7 @@ from urllib.parse import quote
 from rankscope_server.alerts.rules import (
     OF_SERVER,
     AnyWhen,
+    OnBudget,
     OnDisk,
     OnFinding,
     OnLag,
@@ -243,6 +244,33 @@ def _loss(when: OnLoss, run: SeenRun, seen: Seen) -> Outcomes:
     )  # fmt: skip
 
 
+def _budget(when: OnBudget, run: SeenRun, seen: Seen) -> Outcomes:
+    subject = f"budget/{run.run_id}"
+    if run.is_over:
+        yield subject, gone(f"the run is over: {run.status}")
+        return
+    hours, rate = run.spent_rank_hours, run.rate
+    if hours is None:
+        return
+    money = None if rate is None else hours * rate.per_rank_hour
+    is_money = money is not None and 0 < when.money <= money
+    is_hours = 0 < when.rank_hours <= hours
+    if not (is_money or is_hours):
+        if when.rank_hours or money is not None:  # else what it spent is not known in money
+            yield subject, Clear("less is spent than the rule allows")
+        return
+    amounts = [f"{hours:,.1f} rank-hours"]
+    if rate is not None and money is not None:
+        amounts.insert(0 if is_money else 1, f"{money:,.2f} {rate.currency}".rstrip())
+    limit = f"{when.money:,.2f}" if is_money else f"{when.rank_hours:,.1f} rank-hours"
+    yield subject, Firing(
+        severity="warning", what=f"{_title(run)} has spent {amounts[0]}",
+        why="; ".join([f"the rule allows {limit}", *amounts[1:]]),
+        next="see where its time went, and whether it is to go on",
+        path=run_path(run.run_id, "cost"), run_id=run.run_id, run_name=run.name,
+    )  # fmt: skip
+
+
 def _cost(finding: SeenFinding | None, name: str) -> float:
     return 0.0 if finding is None else float(getattr(finding, name) or 0.0)
 
@@ -294,6 +322,7 @@ _RUN: dict[type[AnyWhen], Callable[[Any, SeenRun, Seen], Outcomes]] = {
     OnSilence: _silence,
     OnThroughput: _throughput,
     OnLoss: _loss,
+    OnBudget: _budget,
 }
 _SERVER: dict[type[AnyWhen], Callable[[Any, Seen], Outcomes]] = {
     OnLag: _lag,

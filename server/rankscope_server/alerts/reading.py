@@ -24,6 +24,7 @@ from rankscope_server.alerts.seen import (
     SeenServer,
 )
 from rankscope_server.alerts.store import runs_of_open
+from rankscope_server.prices import NO_PRICES, PriceList
 from rankscope_server.store import tables
 
 _MOST_RUNS = 500  # that are read in one look, the newest news first
@@ -58,18 +59,20 @@ class Reader:
     delays: Delays
     store_path: str  # of an embedded database, else empty
     hearing_since_ns: int = 0
+    prices: PriceList = NO_PRICES
     _read: float = 0.0  # when the last reading was, on the monotonic clock
     _steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     _bodies: dict[int, tuple[int, SeenFinding]] = field(default_factory=dict)
 
     def read(
         self, connection: sa.Connection, now_ns: int, store_seconds: float,
-        silence_seconds: float | None,
+        silence_seconds: float | None, *, with_spent: bool = False,
     ) -> Seen:  # fmt: skip
         """Return what is so now.
 
         `store_seconds` is how long the store took to write since the last reading,
         `silence_seconds` the least that a rule calls silence: ranks are read where that may be.
+        `with_spent`: a rule asks what runs have cost.
         """
         self._note_deafness(now_ns, store_seconds)
         named = runs_of_open(connection)
@@ -83,10 +86,17 @@ class Reader:
         quiet = _quiet_runs(connection, live, collectors, before_ns) if silence_seconds else set()
         ranks = _by_run(connection, _RANKS, live & (quiet | named))
         losses = _losses(connection, live)
+        spent = self._spent(connection, live) if with_spent else {}
         return Seen(
             now_ns=now_ns,
             hearing_since_ns=self.hearing_since_ns,
-            runs=tuple(self._run(row, now_ns, findings, ranks, collectors, losses) for row in runs),
+            runs=tuple(
+                replace(
+                    self._run(row, now_ns, findings, ranks, collectors, losses),
+                    **spent.get(row.run_id, {}),
+                )
+                for row in runs
+            ),
             server=SeenServer(
                 behind_seconds=self.delays.behind_seconds(),
                 queue_ratio=self.delays.queue_ratio(),
@@ -144,6 +154,31 @@ class Reader:
             lost=replace(losses.get(row.run_id, SeenLoss()), refused=row.refused or 0),
         )  # fmt: skip
 
+    def _spent(self, connection: sa.Connection, run_ids: set[str]) -> dict[str, dict[str, Any]]:
+        """Return what runs have cost up to now, as far as their analysis says."""
+        run, rank = tables.run.c, tables.rank.c
+        rows = connection.execute(
+            sa.select(run.run_id, run.cost).where(
+                run.run_id.in_(list(run_ids)), run.cost.is_not(None)
+            )
+        ).all()
+        hosts: dict[str, list[str]] = {}
+        if self.prices.rows:
+            found = connection.execute(
+                sa.select(rank.run_id, rank.host)
+                .join(tables.run, (run.run_id == rank.run_id) & (run.attempt == rank.attempt))
+                .where(rank.run_id.in_([row.run_id for row in rows]))
+            )
+            for run_id, host in found:
+                hosts.setdefault(run_id, []).append(host)
+        return {
+            row.run_id: {
+                "spent_rank_hours": _decode_cost(row.cost).wall_seconds / 3600.0,
+                "rate": self.prices.rate_of(hosts.get(row.run_id, [])),
+            }
+            for row in rows
+        }
+
     def _findings(
         self, connection: sa.Connection, run_ids: set[str], named: set[str], now_ns: int
     ) -> dict[str, list[SeenFinding]]:
@@ -191,6 +226,13 @@ def seen_finding(row: sa.Row[Any]) -> SeenFinding:
     )  # fmt: skip
 
 
+class _StoredCost(msgspec.Struct):
+    """Of what a run cost only how long all of its ranks took."""
+
+    wall_seconds: float
+
+
+_decode_cost = msgspec.json.Decoder(_StoredCost).decode
 _rank, _producer = tables.rank.c, tables.producer.c
 _RANKS = sa.select(
     _rank.run_id, _rank.attempt, _rank.rank, _rank.host, _rank.received_ns, _rank.ended_ns

@@ -58,6 +58,16 @@ class OnLoss(When, tag="loss", frozen=True, kw_only=True):
     records: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1  # lost, refused, batches that lack
 
 
+class OnBudget(When, tag="budget", frozen=True, kw_only=True):
+    """A live run has spent so much, in the currency of the server's prices or in rank-hours.
+
+    0: not looked at.
+    """
+
+    money: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
+    rank_hours: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
+
+
 class OnLag(When, tag="lag", frozen=True, kw_only=True):
     """What was sent waits to be stored, or stored data for the analysis, for so long."""
 
@@ -77,7 +87,7 @@ class OnDisk(When, tag="disk", frozen=True, kw_only=True):
 
 
 AnyWhen: TypeAlias = (
-    OnFinding | OnStall | OnSilence | OnThroughput | OnLoss | OnLag | OnQueue | OnDisk
+    OnFinding | OnStall | OnSilence | OnThroughput | OnLoss | OnBudget | OnLag | OnQueue | OnDisk
 )
 OF_SERVER = (OnLag, OnQueue, OnDisk)
 

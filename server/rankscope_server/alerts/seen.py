@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankscope_server.findings.finding import Severity
+from rankscope_server.prices import Rate
 
 OVER = frozenset({"ended", "failed"})  # statuses of runs of which no more will come
 
@@ -79,6 +80,8 @@ class SeenRun:
     ranks: tuple[SeenRank, ...] = ()
     collectors: tuple[SeenCollector, ...] = ()
     lost: SeenLoss = field(default_factory=lambda: SeenLoss())
+    spent_rank_hours: float | None = None  # where a rule asks for it
+    rate: Rate | None = None  # what an hour of a rank costs
 
     @property
     def is_over(self) -> bool:

@@ -62,7 +62,7 @@ class Alerts:
             horizon_seconds=settings.forget_after_seconds, pause_seconds=settings.look_seconds,
             delays=delays,
             store_path=str(url.database or "") if is_embedded else "",
-            hearing_since_ns=time.time_ns(),
+            hearing_since_ns=time.time_ns(), prices=settings.price_list(),
         )  # fmt: skip
         self.deliverer = Deliverer(writer, reader, self.outbound, lease)
         self.watcher = Watcher(

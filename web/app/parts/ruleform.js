@@ -1,7 +1,7 @@
 /** The form of a rule, and a rule in words. */
 
 import { useState } from 'preact/hooks';
-import { duration, percent, plural } from '../format.js';
+import { duration, money, percent, plural } from '../format.js';
 import { el, t } from '../tags.js';
 import { Choice, Field, FormButtons } from './fields.js';
 
@@ -15,6 +15,7 @@ const ABOUT = {
   stall: { title: 'a run that stands still', number: 'for seconds', key: 'seconds', initial: 1800, scale: 1 },
   silence: { title: 'silence of ranks or of a run', number: 'for seconds', key: 'seconds', initial: 120, scale: 1 },
   throughput: { title: 'lost throughput', number: 'from %', key: 'share_ratio', initial: 10, scale: 0.01 },
+  budget: { title: 'what a run has spent', number: 'from an amount of money', key: 'money', initial: 100, scale: 1 },
   loss: { title: 'lost records of a run', number: 'so many or more', key: 'records', initial: 1, scale: 1 },
   lag: { title: 'this server is behind', number: 'by seconds', key: 'seconds', initial: 120, scale: 1 },
   queue: { title: 'the queue of the store', number: 'from % full', key: 'used_ratio', initial: 80, scale: 0.01 },
@@ -51,6 +52,10 @@ function whenText(when) {
         : `${when.rank_hours_per_day} rank-hours a day are lost`;
     case 'loss':
       return `${plural(when.records, 'record')} or more of a run are lost or refused`;
+    case 'budget':
+      return when.money > 0
+        ? `A run has spent ${money(when.money, '')}`
+        : `A run has spent ${when.rank_hours} rank-hours`;
     case 'lag':
       return `This server is behind by ${duration(when.seconds * 1e3)}`;
     case 'queue':

@@ -52,7 +52,7 @@ def pipeline_over(
         idle_ratio=None if found is None else found.idle,
         ideal_ratio=ideal,
         ideal_text=text,
-        even_gain=None if found is None else found.even_gain,
+        even_gain=None if found is None or found.is_one_by_one else found.even_gain,
         stages=[
             _stage(planes, place, at, [rank for rank in ranks if stage_of.get(rank) == place],
                    found, count)

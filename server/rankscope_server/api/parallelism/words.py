@@ -73,6 +73,9 @@ def _one_rank(found: Pipeline) -> str:
 def _ideal(found: Pipeline) -> str:
     if found.ideal_ratio is None:
         return f"what is ideal is not known: {found.ideal_text}"
+    if found.num_microbatches == 1 and found.num_chunks == 1:
+        ideal = percent_text(found.ideal_ratio)
+        return f"{ideal} because one works after the other with 1 microbatch"
     stages = plural(found.num_stages, "stage")
     if found.num_chunks > 1:
         stages = f"{found.num_ranks} ranks with {plural(found.num_chunks, 'stage')} each"
