@@ -42,6 +42,7 @@ ANSWERS = {
     "Do the nodes differ": ("#verdict", r"differ|agree"),
     "What happened on the machines": ("#verdict", r"(?i)machine|host|node"),
     "What changed": ("main", rf"{SLOW}"),
+    "Which part of the ranks": ("main", r"(?i)part.*share.*productive"),
     "What would the run cost": ("main", rf"Rank {SLOW_RANK} as fast as its peers"),
     "What would it take": ("[aria-label='What changes would give']", r"Links 2 times as fast"),
     "Would the launch": ("main", r"(?i)preflight"),
