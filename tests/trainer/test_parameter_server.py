@@ -133,6 +133,18 @@ def test_traffic_of_each_sync_step_is_the_computed_one(runs: Runs) -> None:
 
 
 @pytest.mark.multiproc
+def test_load_of_each_server_and_waits_of_workers_are_recorded(runs: Runs) -> None:
+    _, layout = _settings(runs["sync"], "sync")
+    for index, server in enumerate(layout.servers):
+        for name in ("requests", "bytes", "queue_seconds", "busy_seconds"):
+            totals = [line[f"shard_{index}_{name}"] for line in _steps(runs["sync"], server)]
+            assert totals == sorted(totals), name
+            assert totals[-1] > totals[0] > 0, name
+    for worker in layout.workers:
+        assert min(line["waited_seconds"] for line in _steps(runs["sync"], worker)) > 0
+
+
+@pytest.mark.multiproc
 def test_a_resumed_sync_run_goes_on_bit_for_bit(runs: Runs, tmp_path: Path) -> None:
     ranks = RUNS["sync"][0]
     assert_resumes_bit_for_bit(runs["sync"], ranks, tmp_path, after=HALFWAY, program=TRACED_TRAINER)

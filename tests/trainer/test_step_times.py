@@ -39,3 +39,15 @@ def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
     times.end(1)
     times.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wait_is_kept_where_it_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "times.jsonl"
+    times = StepTimes(str(path), rank=1, restarts=0)
+    for step, waited_seconds in ((1, None), (2, 0.25)):
+        times.begin()
+        times.trained()
+        times.end(step, waited_seconds)
+    times.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("waited_seconds") for line in lines] == [None, 0.25]
