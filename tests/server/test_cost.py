@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
 
 from rankscope.wire import schema
-from rankscope_server.api.cost.queries import WHAT, parts_of, sentence
+from rankscope_server.api.cost.queries import WHAT, cost, parts_of, sentence
 from rankscope_server.store import tables
 from rankscope_server.verdict.cost import PARTS
 from tests.server.conftest import Sender
@@ -43,6 +45,24 @@ def test_the_sentence(seconds: dict[str, float], text: str) -> None:
     parts = parts_of({"parts": seconds, "wall_seconds": 100.0})
     assert sentence(parts) == text
     assert parts[0].name == "productive"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "seconds"), [(1, None), (3, ((40.0 + 20.0 + 8.0) / 2 + (30.0 + 6.0) / 3) / 4)]
+)
+def test_what_an_interruption_took_is_the_mean_over_restarts(
+    attempts: int, seconds: float | None
+) -> None:
+    stored = dict.fromkeys(PARTS, 1.0) | {
+        "restart": 40.0, "lost work": 20.0, "stuck or failing": 8.0, "start-up": 30.0,
+        "first steps": 6.0,
+    }  # fmt: skip
+    row = SimpleNamespace(cost=json.dumps({
+        "parts": stored, "wall_seconds": sum(stored.values()), "num_ranks": 4,
+        "num_attempts": attempts, "lost_steps": 0, "ettr": 0.5, "num_divided": 1, "slow_ranks": [],
+        "what_if": None, "no_what_if": "",
+    }))  # fmt: skip
+    assert cost(cast(Any, row)).restart_seconds == seconds
 
 
 def test_the_answer_is_what_was_stored_and_adds_up(seeded: Sender) -> None:

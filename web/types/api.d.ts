@@ -1977,6 +1977,7 @@ export interface RunCost {
   notes: string[];
   price_per_rank_hour: number | null;
   currency: string;
+  restart_seconds: number | null;
 }
 
 /** What a run holds, largest first. */

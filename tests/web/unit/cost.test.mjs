@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { dayCost, money } from '../../../web/app/format.js';
-import { hoursWords, readChanges, readPrice, shareWords, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
+import { hoursWords, readChanges, readPrice, shareWords, spotPaysFrom, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
 import { readPath } from '../../../web/app/url.js';
 
 const part = (name, share) => ({ name, what: '', rank_hours: share * 8, share });
@@ -64,4 +64,12 @@ test('what a finding costs a day has money where the server has a price', () => 
   const finding = { cost_rank_hours_per_day: 48, cost_money_per_day: null, currency: '' };
   assert.equal(dayCost(finding), '48 rank-hours a day');
   assert.equal(dayCost({ ...finding, cost_money_per_day: 120, currency: 'EUR' }), '48 rank-hours a day, 120.00 EUR');
+});
+
+test('spot pays from that distance of interruptions on at which both cost the same', () => {
+  const apart = spotPaysFrom(3, 1, 600);
+  assert.equal(apart, 300);
+  assert.equal(1 * (1 + 600 / apart), 3, 'an hour of work costs as much on either');
+  assert.equal(spotPaysFrom(3, 3, 600), null);
+  assert.equal(spotPaysFrom(3, 4, 600), null);
 });

@@ -5,7 +5,15 @@ import { csvHref, useApi } from '../api.js';
 import { change, count, duration, figure, money, percent, plural, sentence } from '../format.js';
 import { setTitle } from '../page.js';
 import { Card, Empty, Problem, Skeleton, Table } from '../parts/bits.js';
-import { hoursWords, readChanges, readPrice, shareWords, stepWith, waterfall } from '../parts/costmaths.js';
+import {
+  hoursWords,
+  readChanges,
+  readPrice,
+  shareWords,
+  spotPaysFrom,
+  stepWith,
+  waterfall,
+} from '../parts/costmaths.js';
 import { Field } from '../parts/fields.js';
 import { Otherwise } from '../parts/whatif.js';
 import { query, setQuery } from '../router.js';
@@ -71,22 +79,46 @@ function priceOf(data) {
   return data.price_per_rank_hour === null ? null : { value: data.price_per_rank_hour, currency: data.currency };
 }
 
+/** Whether a spot price pays, in words; nothing without both prices. @param {Cost} data @param {Price} price */
+function spotWords(data, price) {
+  const spot = readPrice(query.value.spot);
+  if (spot === null || price === null) return [];
+  const amount = money(spot, price.currency);
+  if (data.restart_seconds === null)
+    return [
+      `Whether spot at ${amount} pays is not known: this run was never restarted, so what an interruption takes is not`,
+    ];
+  const apart = spotPaysFrom(price.value, spot, data.restart_seconds);
+  if (apart === null) return [`Spot at ${amount} never pays: it is no cheaper`];
+  const each = duration(data.restart_seconds * 1e3);
+  return [
+    `Spot at ${amount} pays while interruptions are ${duration(apart * 1e3)} or more apart; in this run each took ${each}`,
+  ];
+}
+
 /** @param {{data: Cost}} props */
 function PriceForm({ data }) {
   const [price, setPrice] = useState(query.value.price ?? '');
   const [currency, setCurrency] = useState(query.value.currency ?? '');
+  const [spot, setSpot] = useState(query.value.spot ?? '');
   useEffect(() => {
     setPrice(query.value.price ?? '');
     setCurrency(query.value.currency ?? '');
-  }, [query.value.price, query.value.currency]);
-  const wrong = price !== '' && readPrice(price) === null;
+    setSpot(query.value.spot ?? '');
+  }, [query.value.price, query.value.currency, query.value.spot]);
+  const [wrongPrice, wrongSpot] = [price, spot].map((text) => text !== '' && readPrice(text) === null);
+  const wrong = wrongPrice || wrongSpot;
   return t.form(
     {
       class: 'buttons stepsform',
       'aria-label': 'Price',
       onSubmit: (event) => {
         event.preventDefault();
-        if (!wrong) setQuery({ price: price || null, currency: price ? currency || null : null }, { replace: true });
+        if (!wrong)
+          setQuery(
+            { price: price || null, currency: price ? currency || null : null, spot: spot || null },
+            { replace: true },
+          );
       },
     },
     t.label(
@@ -97,13 +129,14 @@ function PriceForm({ data }) {
         inputMode: 'decimal',
         size: 8,
         value: price,
-        'aria-invalid': wrong,
+        'aria-invalid': wrongPrice,
         title: 'A number, as in 2.50',
         placeholder: data.price_per_rank_hour === null ? 'none set' : figure(data.price_per_rank_hour),
         onInput: (event) => setPrice(event.currentTarget.value.trim()),
       }),
     ),
     el(Field, { label: 'Currency', value: currency, set: setCurrency, hint: 'EUR', size: 6 }),
+    el(Field, { label: 'Spot price', value: spot, set: setSpot, hint: 'none', size: 8 }),
     t.button({ type: 'submit', class: 'button', disabled: wrong }, 'Show'),
     query.value.price
       ? t.button(
@@ -167,6 +200,7 @@ function Waterfall({ data, path, price }) {
       { class: 'plainlist note' },
       [
         ...data.notes,
+        ...spotWords(data, price),
         `In steps that are kept, whatever ranks did there: ${percent(data.ettr)} (effective training time ratio)`,
       ].map((text) => t.li({ key: text }, sentence(text))),
     ),

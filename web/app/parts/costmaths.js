@@ -39,6 +39,12 @@ export function readPrice(text) {
   return text && Number.isFinite(value) && value > 0 && value < 1e9 ? value : null;
 }
 
+/** How long interruptions must be apart, in seconds, for a spot price to pay; null where it never does.
+ * An hour of work takes 1 + lost / apart hours there. @param {number} price @param {number} spot @param {number} lost seconds */
+export function spotPaysFrom(price, spot, lost) {
+  return spot < price ? (lost * spot) / (price - spot) : null;
+}
+
 /** Rank-hours in a unit that is read: that in which `like` is read, so that two beside each other have one.
  * @param {number} hours @param {number} [like] */
 export function hoursWords(hours, like = hours) {

@@ -65,7 +65,23 @@ def cost(run: sa.Row[Any], rate: Rate | None = None) -> RunCost:
         notes=_notes(stored),
         price_per_rank_hour=None if rate is None else rate.per_rank_hour,
         currency="" if rate is None else rate.currency,
+        restart_seconds=_restart_seconds(stored),
     )
+
+
+def _restart_seconds(stored: Any) -> float | None:
+    """Return what each interruption took of the run, the mean; None where there was none.
+
+    Until the ranks were gone, until new ones came up, what these did again, and what a start takes,
+    the mean over all attempts.
+    """
+    attempts, ranks = int(stored["num_attempts"]), int(stored["num_ranks"])
+    if attempts < 2:
+        return None
+    parts: dict[str, float] = stored["parts"]
+    once = sum(parts[name] for name in ("stuck or failing", "restart", "lost work"))
+    each = sum(parts[name] for name in ("start-up", "first steps"))
+    return (once / (attempts - 1) + each / attempts) / ranks
 
 
 def parts_of(stored: Any) -> list[CostPart]:

@@ -61,3 +61,4 @@ class RunCost(Schema, frozen=True):
     notes: list[str]
     price_per_rank_hour: float | None = None  # None: no price of its hosts is set
     currency: str = ""
+    restart_seconds: float | None = None  # of an interruption, the mean; None: none
