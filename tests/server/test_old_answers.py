@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankscope_server.alerts.evaluate import STALE_SECONDS
-from rankscope_server.api.old_answers import as_of_now
+from rankscope_server.api.runs.old_answers import as_of_now
 from rankscope_server.api.runs.schema import ShortAnswer
 from tests.server.conftest import TestClient
 from tests.server.seed import seed_with

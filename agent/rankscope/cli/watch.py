@@ -110,8 +110,7 @@ class Seen:
         """Return whether a script should stop here."""
         verdict = self.page["verdict"]
         is_critical = verdict is not None and verdict["severity"] == "critical"
-        has_failed = self.page["run"]["status"] == "failed"
-        return is_critical or has_failed
+        return bool(is_critical or self.page["run"]["status"] == "failed")
 
     def worst_first(self) -> list[dict[str, Any]]:
         """Return the ranks: stuck and lost ones, those that the verdict accuses, slow ones."""

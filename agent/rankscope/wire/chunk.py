@@ -21,6 +21,7 @@ Nothing in a chunk is trusted: counts, sizes, widths and places are bounded and 
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,8 +220,8 @@ class _Packed:
         planes = self.values.astype(_LITTLE[self.width], copy=False).view(np.uint8)
         counts = [np.bincount(plane) for plane in planes.reshape(-1, self.width).T]
         num = len(self.values)
-        return sum(num * np.log2(num) - float((one * np.log2(one)).sum())
-                   for one in (count[count > 0] for count in counts))  # fmt: skip
+        known = [count[count > 0] for count in counts]
+        return sum(num * math.log2(num) - float((one * np.log2(one)).sum()) for one in known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from msgspec import structs
 
-from rankscope_server.api.old_answers import as_of_now
 from rankscope_server.api.overview.queries import overview
 from rankscope_server.api.overview.schema import Overview
 from rankscope_server.api.replies import documented, send
+from rankscope_server.api.runs.old_answers import as_of_now
 from rankscope_server.api.service import service_of
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["runs"])

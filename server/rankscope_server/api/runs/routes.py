@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from msgspec import structs
 
 from rankscope_server.api.access.rules import sender
-from rankscope_server.api.old_answers import as_of_now
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs import environment as environment_queries
+from rankscope_server.api.runs.old_answers import as_of_now
 from rankscope_server.api.runs.queries import MAX_LIMIT, list_runs, reading
 from rankscope_server.api.runs.schema import EnvironmentAnswer, Runs
 from rankscope_server.api.service import service_of
