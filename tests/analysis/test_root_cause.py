@@ -327,7 +327,7 @@ def test_an_error_before_training_is_in_no_step(step: int) -> None:
         attempt=0, rank=1, time_ns=at(0), type="KeyError", message="'config'", step=step
     )
     (finding,) = look_after(RunState("run"), [error]).findings
-    assert "raised KeyError: 'config' before its first step was done" in finding.what
+    assert finding.what == "Rank 1 ended before its first step: KeyError: 'config'"
     assert finding.onset_step is None
 
 

@@ -220,6 +220,7 @@ const KINDS = {
   hang: 'Hang',
   desync: 'Desync: ranks call different collectives',
   crash: 'Crash',
+  failed_start: 'Ended before its first step',
   stopped: 'Stopped from outside',
   clock_offset: 'A clock is ahead or behind',
   clock_drift: 'A clock runs too fast or too slowly',

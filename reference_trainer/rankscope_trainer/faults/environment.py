@@ -89,7 +89,7 @@ class PortInUse(Fault):
     """Another process listens on the port at which rank 0 wants to open the rendezvous."""
 
     name = "port_in_use"
-    finding = "crash"
+    finding = "failed_start"
     place = Place.START
 
     def check(self, settings: Settings, world_size: int) -> None:

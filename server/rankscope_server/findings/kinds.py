@@ -85,6 +85,12 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
         "critical; warning where only echoes were seen", True,
         confirmed_by=("gpu-events", "memory-growth", "desync", "hang", "clock"),
     ),
+    Kind(
+        "failed_start", "Ended before its first step", ("root-cause",),
+        "the program ended by itself before any step was done, with the line by which it says why; "
+        "where all ranks fail alike, none is named", _CRITICAL, True,
+        confirmed_by=("drift",),
+    ),
     Kind("stopped", "Stopped from outside", ("root-cause",),
          "the job was stopped by a signal from outside; no rank is named", _INFO),
     Kind("clock_offset", "A clock is ahead or behind", ("clock",), _CLOCK,

@@ -18,8 +18,9 @@ _MOST_TEXT = 400
 _STREAMS = frozenset({"stdout", "stderr", "logging"})
 # what launchers say of ranks that ended is no reason of theirs
 _OF_LAUNCHERS = re.compile(
-    r"^[IWEF]\d{4} .*torch/distributed/|^=+$|torch[./]distributed[./]elastic"
+    r"^[IWEF]\d{4} .*torch/distributed/|^=+(?:\n|$)|torch[./]distributed[./]elastic"
 )
+_TRACEBACK = "Traceback (most recent call last)"
 _GIVES_REASON = re.compile(
     r"(?i)error|exception|fail|fatal|abort|invalid|illegal|cannot|can't|could not|unable|must |"
     r"not found|no such|missing|denied|refused|unknown|unrecognized|unexpected|usage:|"
@@ -42,9 +43,11 @@ class LastLines:
         most = _MOST_OF_RANK if line.rank >= 0 else _MOST_OF_LAUNCHER
         if len(known) == most and line.time_ns < known[0][0]:
             return
-        if not line.message.strip() or _OF_LAUNCHERS.search(line.message):
-            return
         text = line.message.rstrip()
+        # a launcher that fails by itself says so in a traceback through its own files
+        said = text.rpartition("\n")[2] if _TRACEBACK in text else text
+        if not text.strip() or _OF_LAUNCHERS.search(said):
+            return
         if len(text) > _MOST_TEXT:  # of a traceback the end, of one long line its beginning
             last = text.rpartition("\n")[2]
             text = last[:_MOST_TEXT] if len(last) > _MOST_TEXT else text[-_MOST_TEXT:]
@@ -69,10 +72,24 @@ class LastLines:
 def why_of(texts: Sequence[str]) -> str:
     """Return the newest line that says why a program left, empty where none does.
 
-    Of a traceback it is the last line, which names the exception.
+    Of a traceback it is the last line, which names the exception. An indented line continues the
+    one before it.
     """
-    for text in texts:
-        last = text.rpartition("\n")[2].strip()
-        if _GIVES_REASON.search(last):
-            return cut(last)
-    return ""
+    found = ""
+    for place, text in enumerate(texts):
+        last = text.rpartition("\n")[2]
+        if not _GIVES_REASON.search(last):
+            continue
+        if last[:1].isspace() and "\n" not in text:
+            begun = next((one for one in texts[place + 1 :] if not one[:1].isspace()), "")
+            last = f"{begun.rpartition(chr(10))[2]} {last.strip()}"
+        found = found or cut(last.strip())
+        if not last.lower().startswith("usage:"):  # which argument is wrong is said beside it
+            return cut(last.strip())
+    return found
+
+
+def last_of(texts: Sequence[str]) -> str:
+    """Return the newest line that holds a word, empty where there is none."""
+    lines = (text.rpartition("\n")[2].strip() for text in texts)
+    return cut(next((line for line in lines if any(map(str.isalpha, line))), ""))

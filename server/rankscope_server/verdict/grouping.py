@@ -265,7 +265,8 @@ def _cost(cause: Finding, slower: Finding) -> bool:
 
 # --- the table ----------------------------------------------------------------------------------
 
-_STOPS = ("crash", "hang")
+_ENDS = ("crash", "failed_start")
+_STOPS = (*_ENDS, "hang")
 _GPU_FAULTS = ("xid", "gpu_error", "ecc")
 _TRAINING = ("loss_spike", "divergence")
 _COSTS = (
@@ -280,7 +281,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("memory_growth",), ("crash",), "the same rank ran out of memory", _full),
     Rule(("fragmentation",), ("crash",), "the same rank ran out of GPU memory", _in_fragments),
     Rule(
-        ("hang",), ("crash",),
+        ("hang",), _ENDS,
         "only echoes and time-outs were seen, or the rank that hung was killed a minute later",
         _ended_it,
     ),
@@ -288,8 +289,8 @@ RULES: tuple[Rule, ...] = (
         ("stopped_process",), ("hang", "straggler", "stalls"),
         "the processes of exactly these ranks were stopped", _does_not_run,
     ),
-    Rule(("crash",), ("hang",), "the same rank, or the hang began when it ended", _left_behind),
-    Rule(("crash",), _GPU_FAULTS, "the driver reports the program's own error", _reported_after),
+    Rule(_ENDS, ("hang",), "the same rank, or the hang began when it ended", _left_behind),
+    Rule(_ENDS, _GPU_FAULTS, "the driver reports the program's own error", _reported_after),
     Rule(_STOPS, ("straggler",), "the slow steps are the last ones before the stop", _last_steps),
     Rule(("nan",), (*_TRAINING, "outliers", "replicas"), "NaN came first", _numbers),
     Rule(

@@ -64,7 +64,7 @@ def _worst(finding: Finding, under: Sequence[Finding]) -> Severity:
 
 
 def _order(finding: Finding, under: Sequence[Finding]) -> tuple[int, int, float, str]:
-    kinds = {"crash": 0, "hang": 1, "desync": 1}
+    kinds = {"crash": 0, "failed_start": 0, "hang": 1, "desync": 1}
     incident = (finding, *under)
     return (
         SEVERITIES.index(_worst(finding, under)),

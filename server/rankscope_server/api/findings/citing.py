@@ -33,6 +33,7 @@ _MACHINE = ("gpu", "limits")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "hang": (*_NETWORK, *_MACHINE, "launch"),
     "crash": (*_MACHINE, "storage", "software"),
+    "failed_start": ("launch", "ports", "storage", "software", *_MACHINE),
     "slow_link": _NETWORK,
     "communication_bound": _NETWORK,
     "low_bus_bandwidth": _NETWORK,

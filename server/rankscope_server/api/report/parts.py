@@ -9,7 +9,7 @@ from rankscope_server.api.overview.schema import ShownAnswer
 from rankscope_server.api.runs.schema import RunSummary
 from rankscope_server.findings.text import hours_text, percent_text
 
-_STOPPED = ("hang", "crash", "desync")
+_STOPPED = ("hang", "crash", "failed_start", "desync")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from rankscope.wire.schema import ErrorRaised
 from rankscope_server.diagnose.crash.blame import accused, is_level, on_one_clock, points
+from rankscope_server.diagnose.crash.failed_start import as_failed_start, is_failed_start
 from rankscope_server.diagnose.crash.last_words import with_last_words
 from rankscope_server.diagnose.crash.words import (
     CrashCause,
@@ -94,7 +95,9 @@ def _cause(window: Window, failures: list[Failure]) -> CrashCause | None:
     if starts and _all_left_alike(window, starts, failures):
         return _left_alike(window, starts, failures)
     if starts:
-        return _crash(window, starts, failures)
+        crash = _crash(window, starts, failures)
+        is_start = is_failed_start(window, crash.failures[0])
+        return as_failed_start(window, crash, starts) if is_start else crash
     if echoes:
         return _only_echoes(window, echoes, torn_down, failures)
     return _stopped(window, failures)

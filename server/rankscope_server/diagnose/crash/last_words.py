@@ -14,7 +14,7 @@ from rankscope_server.findings.text import cut
 from rankscope_server.known_errors.load import known_errors, order
 from rankscope_server.known_errors.templates import template
 from rankscope_server.observe.failures import Failure, Role, is_abort
-from rankscope_server.observe.last_lines import why_of
+from rankscope_server.observe.last_lines import last_of, why_of
 from rankscope_server.observe.line_table import LAUNCHER, Row, recognise_line
 
 _KILLED_BY_KERNEL = "killed by the kernel, which ran out of memory"
@@ -85,14 +85,24 @@ def _of_printed(window: Window, failure: Failure) -> Failure:
     """
     if not failure.is_weak or failure.line or failure.ended is None:
         return failure
+    line = why_of(_news(window, failure))
+    if not line:
+        return failure
+    return replace(failure, text=failure.text.split(" without")[0], line=line)
+
+
+def last_line(window: Window, failure: Failure) -> str:
+    """Return the line that a rank wrote last, whether or not it says why; empty where unknown."""
+    return last_of(_news(window, failure))
+
+
+def _news(window: Window, failure: Failure) -> list[str]:
+    """Return what was said last as a rank ended and is not usual, its own lines first."""
     policy, last = window.policy, window.lines.last
     before_ns, near_ns = int(policy.last_words_seconds * 1e9), int(policy.last_line_seconds * 1e9)
     own = last.before(failure.rank, failure.time_ns, before_ns, near_ns)
     passed_on = last.before(LAUNCHER, failure.time_ns, near_ns, near_ns)
-    line = why_of([text for text in (*own, *passed_on) if _is_news(window, text)])
-    if not line:
-        return failure
-    return replace(failure, text=failure.text.split(" without")[0], line=line)
+    return [text for text in (*own, *passed_on) if _is_news(window, text)]
 
 
 def _is_news(window: Window, text: str) -> bool:

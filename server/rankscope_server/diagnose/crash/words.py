@@ -26,17 +26,20 @@ class CrashCause:
     why: str
     next: str
     began: Failure | None = None  # the first that is known, where no culprit is
+    kind: str = "crash"
+    ranks: tuple[int, ...] | None = None  # that are named, if not those of `failures`
 
 
 def finding_of(window: Window, cause: CrashCause) -> Finding:
     """Return the finding of a cause."""
-    ranks = tuple(failure.rank for failure in cause.failures)
+    failed = tuple(failure.rank for failure in cause.failures)
+    ranks = failed if cause.ranks is None else cause.ranks
     first = cause.failures[0] if cause.failures else None
     began = first or cause.began
     is_info = cause.severity == "info"
     cost = None if is_info else 1.0
     return window.finding(
-        "stopped" if is_info else "crash",
+        "stopped" if is_info else cause.kind,
         "end",  # one key for any cause: what is learned later corrects it
         severity=cause.severity,
         ranks=ranks,
@@ -51,7 +54,7 @@ def finding_of(window: Window, cause: CrashCause) -> Finding:
         evidence=_evidence(window, cause),
         ruled_out=_ruled_out(cause),
         disproof="An earlier failure was not recorded, as on a host without the agent",
-        victims=tuple(sorted({*cause.echoes, *cause.torn_down} - set(ranks))),
+        victims=tuple(sorted({*cause.echoes, *cause.torn_down} - set(failed))),
     )
 
 
