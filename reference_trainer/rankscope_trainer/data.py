@@ -84,13 +84,17 @@ class Slices(Sampler[list[int]]):
     def __init__(self, num_windows: int, sizes: Sequence[int], shard: int, seed: int) -> None:
         """A step takes a slice of `sum(sizes)` windows; `sizes[i]` of them go to shard i."""
         self.slice_size = sum(sizes)
+        self.first = sum(sizes[:shard])  # where this shard's part begins in a slice
         self.epoch = 0
         self.drawn = 0  # windows of this epoch that were drawn before, by all shards
         self.ahead: deque[list[int]] = deque()  # drawn, but not yet handed out as a batch
         self._num_windows = num_windows
         self._seed = seed
-        self._first = sum(sizes[:shard])
         self._size = sizes[shard]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle anew: without it each epoch has the order of the one before."""
+        self.epoch = epoch
 
     def __len__(self) -> int:
         """Count the slices of a whole epoch; a rest that fills none is dropped."""
@@ -102,7 +106,7 @@ class Slices(Sampler[list[int]]):
         order = torch.randperm(self._num_windows, generator=generator).tolist()
         last = self._num_windows - self.slice_size
         for start in range(self.drawn, last + 1, self.slice_size):
-            own = start + self._first
+            own = start + self.first
             self.ahead.append(order[own : own + self._size])
             yield self.ahead[-1]
 
@@ -143,7 +147,7 @@ class Batches:
         self._checksums = checksums
         sizes = [batch_size] * num_shards if isinstance(batch_size, int) else batch_size
         self._windows = windows
-        self._slices = Slices(len(windows), sizes, shard, seed)
+        self.slices = Slices(len(windows), sizes, shard, seed)
 
         def collate(samples: list[Sample]) -> Sample:
             (on_worker_load if get_worker_info() else on_load)()
@@ -152,7 +156,7 @@ class Batches:
 
         self._loader = DataLoader(
             windows,
-            batch_sampler=self._slices,
+            batch_sampler=self.slices,
             collate_fn=collate,
             # Otherwise each epoch takes a number from the generator that dropout uses.
             generator=torch.Generator().manual_seed(seed),
@@ -180,9 +184,9 @@ class Batches:
     def skip(self) -> Sample:
         """Go on by one batch without loading it; return one of no bytes."""
         left = len(self._windows) - self.position % len(self._windows)
-        if left < self._slices.slice_size:
+        if left < self.slices.slice_size:
             self.position += left  # the rest of an epoch that fills no slice
-        self.position += self._slices.slice_size
+        self.position += self.slices.slice_size
         return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
 
     @property
@@ -199,10 +203,11 @@ class Batches:
         """Yield batches from `position` on."""
         while True:
             epoch, drawn = divmod(self.position, len(self._windows))
-            self._slices.epoch, self._slices.drawn = epoch, drawn
-            self._slices.ahead.clear()
+            self.slices.set_epoch(epoch)
+            self.slices.drawn = drawn
+            self.slices.ahead.clear()
             for batch in self._loader:
-                self.position += self._slices.slice_size
-                self._current = self._slices.ahead.popleft()
+                self.position += self.slices.slice_size
+                self._current = self.slices.ahead.popleft()
                 yield batch
             self.position = (epoch + 1) * len(self._windows)

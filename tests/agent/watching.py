@@ -19,7 +19,7 @@ from tests.agent import recorded
 HOOKS = (
     "data,evaluation,backward,optimizer,gradient-scaler,checkpoint,distributed-checkpoint,"
     "safetensors,pipeline,pipeline-schedule,garbage-collection,loss,learning-rate,model-size,batches,clipping,"
-    "gradients,replicas,memory,out-of-memory"
+    "sampling,gradients,replicas,memory,out-of-memory"
 )
 
 

@@ -239,6 +239,8 @@ const KINDS = {
   divergence: 'Training diverges',
   corruption: 'One rank computes other numbers',
   corrupt_batch: 'One odd batch',
+  same_samples: 'All ranks train on the same samples',
+  same_order: 'Every epoch in the same order',
   memory_growth: 'Memory grows',
   fragmentation: 'GPU memory in fragments',
   slow_epoch_start: 'Slow start of every epoch',

@@ -42,6 +42,8 @@ FAULTS: tuple[Fault, ...] = (
     checkpoints.RareCheckpoint(),
     data.CorruptBatch(),
     data.SlowData(),
+    data.ForgottenSampler(),
+    data.ForgottenSetEpoch(),
     processes.Hang(),
     processes.Crash(),
     processes.HangLock(),

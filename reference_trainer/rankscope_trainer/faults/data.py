@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults.fault import DelayFault, Fault, FaultContext, Magnitude, Place
+
+if TYPE_CHECKING:
+    from rankscope_trainer.settings import Settings
 
 
 class SlowData(DelayFault):  # a slow disk, or a busy loader
@@ -47,6 +53,42 @@ class BadShard(DelayFault):  # a part of the data is on a slow disk
         """Sleep, and add up for how long."""
         context.add(slow_seconds=context.delay_seconds())
         super().fire(context)
+
+
+class ForgottenSampler(Fault):  # a DataLoader without a DistributedSampler
+    """Every rank draws the first rank's part of the data, so that all train on the same samples."""
+
+    name = "forgotten_sampler"
+    finding = "same_samples"
+    place = Place.STEP
+    on_all_ranks = True
+
+    def check(self, settings: Settings, world_size: int) -> None:
+        """Only replicas each have samples of their own."""
+        if settings.strategy != "ddp" or world_size < 2:
+            problem = "forgotten_sampler needs ranks that share the data of one model"
+            raise SettingError("fault", problem, "Choose strategy ddp, and two ranks or more")
+
+    def fire(self, context: FaultContext) -> None:
+        """Take the part that begins each slice."""
+        context.parts().batches.slices.first = 0
+
+
+class ForgottenSetEpoch(Fault):  # a DistributedSampler shuffles by its epoch alone
+    """The sampler is not given the number of the epoch: each epoch has the order of the first."""
+
+    name = "forgotten_set_epoch"
+    finding = "same_order"
+    place = Place.STEP
+    on_all_ranks = True
+
+    def begin(self, context: FaultContext) -> None:
+        """Leave the sampler at the epoch in which it is."""
+        vars(context.parts().batches.slices)["set_epoch"] = lambda epoch: None
+
+    def end(self, context: FaultContext) -> None:
+        """Let it shuffle again."""
+        del vars(context.parts().batches.slices)["set_epoch"]
 
 
 class CorruptBatch(Fault):

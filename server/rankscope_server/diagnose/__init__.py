@@ -40,6 +40,7 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     numerics.Spikes(),
     numerics.Outliers(),
     data.CorruptBatches(),
+    data.Sampling(),
     memory.MemoryGrowth(),
     data.DataLoading(),
     gpu.GpuEvents(),

@@ -152,6 +152,12 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
         "warning where the script's own check says so or the whole job felt it, else info",
         confirmed_by=("replicas",),
     ),
+    Kind("same_samples", "All ranks train on the same samples", ("sampling",),
+         "replicas of a model draw the same samples, so that all of them together do what one "
+         "alone would",
+         f"{COST}, which is what all ranks but one do; info where their losses differ"),
+    Kind("same_order", "Every epoch in the same order", ("sampling",),
+         "the sampler is never given the number of the epoch by which it shuffles", _WARNING),
     Kind("memory_growth", "Memory grows", ("memory-growth",),
          "this rank's memory grows by so much a step and is full in so many steps",
          "critical 15 min before it is full, warning two hours or 2,000 steps before, else info",

@@ -279,6 +279,13 @@ class Policy:
     # Loader workers that use so much of their cores have no time left.
     workers_busy_share: float = 0.90
 
+    # Equal to the last bit in so many steps, on all ranks: two float32 losses of other samples are
+    # equal in one of some hundred thousand steps. Norms are sampled each 16th step.
+    same_loss_steps: int = 5
+    same_norm_steps: int = 3
+    # A pass that began again sooner was a trial of the loader, not an epoch.
+    pass_min_steps: int = 4
+
     # --- GPUs -----------------------------------------------------------------------------
     # One finding per GPU, code and ten minutes; channels that end up to a minute after another
     # Xid are its echo.

@@ -15,6 +15,7 @@ from rankscope.wire.schema import (
     Metrics,
     RunStarted,
 )
+from rankscope_server.observe.data_passes import PASS, DataPasses
 from rankscope_server.observe.environment_table import EnvironmentTable
 from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.memory_table import MemoryTable
@@ -62,6 +63,7 @@ class Facts:
     sums: TimeSums = field(default_factory=TimeSums)
     thinning: dict[int, Thinning] = field(default_factory=dict)  # the newest word of each rank
     loaders: dict[int, set[tuple[tuple[str, str], ...]]] = field(default_factory=dict)
+    passes: DataPasses = field(default_factory=DataPasses)
     saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
     script_steps: ScriptSteps = field(default_factory=ScriptSteps)
     launched_ns: int = 0  # when the first launcher began, 0 where none said so
@@ -79,6 +81,8 @@ class Facts:
             self.environments.put(record)
         elif isinstance(record, Event) and record.name == RECORDING:
             self._take_recording(record.fields)
+        elif isinstance(record, Event) and record.name == PASS:
+            self.passes.take(record)
         elif isinstance(record, Event):
             self._take_event(record)
         elif isinstance(record, RunStarted):

@@ -17,6 +17,7 @@ from rankscope.rank.hooks.numbers.gradients import Clipping, Gradients
 from rankscope.rank.hooks.numbers.loss import LightningLoss, Losses, OldLightningLoss, TrainerLoss
 from rankscope.rank.hooks.numbers.model import LearningRate, ModelSize
 from rankscope.rank.hooks.numbers.replicas import Replicas
+from rankscope.rank.hooks.numbers.sampling import Sampling
 from rankscope.rank.hooks.output import Output
 from rankscope.rank.hooks.pauses import Copies, GarbageCollection
 from rankscope.rank.hooks.phases.backward import Backward
@@ -59,6 +60,7 @@ HOOKS: tuple[type[Hook], ...] = (
     LearningRate,
     ModelSize,
     Batches,
+    Sampling,
     Clipping,
     Gradients,
     Replicas,

@@ -2,5 +2,6 @@
 
 from rankscope_server.diagnose.data.corrupt_batches import CorruptBatches
 from rankscope_server.diagnose.data.loading import DataLoading
+from rankscope_server.diagnose.data.sampling import Sampling
 
-__all__ = ["CorruptBatches", "DataLoading"]
+__all__ = ["CorruptBatches", "DataLoading", "Sampling"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -79,13 +80,16 @@ def size_of(batch: Any) -> tuple[int, int] | None:
     ids: Any = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if _dimensions(ids) == 2:
         tokens = ids.numel()
-    for number, tensor in enumerate(_tensors(batch, _MAX_DEPTH)):
-        if number >= _MAX_TENSORS:
-            break
+    for tensor in tensors_of(batch):
         samples = samples or int(tensor.shape[0])
         if not tokens and tensor.ndim == 2 and _is_integer(tensor):
             tokens = tensor.numel()
     return (samples, tokens) if samples else None
+
+
+def tensors_of(batch: Any) -> Iterator[Any]:
+    """Yield the tensors of a batch that have a dimension, some of them where there are many."""
+    return itertools.islice(_tensors(batch, _MAX_DEPTH), _MAX_TENSORS)
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Any]:
