@@ -1,225 +1,148 @@
-"""Are mistakes that waste most of a run found, with the right cost, and clean runs left alone?
+"""Are the mistakes that most make once named on real ranks, and never called healthy?
 
     python benchmarks/mistakes.py [--seeds 10] [--clean 20] [--mistakes NAME,...] [--out FILE]
+    python benchmarks/mistakes.py --table
 
-Each run is real ranks under `rankscope run`. The truth is for how long the programs themselves
-say that they waited, by their own clocks, as a share of their steps:
-
-    model_parallel, two_stages   the mean of all ranks; two_stages is a script that says nothing of
-                                 its stages
-    parameter_server             the worker that waits least in each step
-
-A clean run is of a strategy without the mistake; it is wrong if either kind is said of it. Writes
-one JSON object per run to --out as they end; runs that are there already are not made again, so the
-same command continues where it was stopped. Exit code 1 if a mistake is not found, is called
-healthy, or its cost is off by more than five points of a hundred, or a clean run is advised.
+One server takes all runs; each is the reference trainer under `rankscope run`, with one mistake of
+`docs/mistakes.md` or with none. A refused setting is drawn by the seed; right is that the headline
+holds the line by which the trainer refuses it. Wrong is a mistake that is not named or is called
+healthy, and a mistake that is named where there is none. Resumes where it was stopped; results are
+in benchmarks/results/mistakes.jsonl, a row for each mistake, seed and label of the code. Exit code
+1 if one row is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import itertools
-import json
-import os
-import statistics
+import random
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from real_ranks import CLEAN, ROOT, STEP_TIMES, Server
+from real_ranks import CLEAN, NO_FAULT, RIGHT, ROOT, Case, Server, findings_of, run_case
+from rows import RESULTS, Key, Rows, code_label
 
-RESULTS = ROOT / "benchmarks" / "results" / "mistakes.jsonl"
-MAX_POINTS = 5.0
-KINDS = ("no_pipelining", "server_bottleneck")
-SCRIPT = str(ROOT / "tests" / "scenarios" / "mistakes" / "two_stages.py")
-FIRST = 10  # steps that do not count: start-up and warm-up
+from rankscope_trainer.faults import FAULTS
 
-
-@dataclass(frozen=True)
-class Mistake:
-    """A way to make one."""
-
-    name: str
-    kind: str
-    ranks: int
-    program: tuple[str, ...]
-
-
-def _trainer(*arguments: str) -> tuple[str, ...]:
-    return ("-m", "rankscope_trainer", "--steps", "60", *arguments)
-
-
-_LAYERS = ("--layer-seconds", "0.006", "--microbatches", "1")
-MISTAKES = (
-    Mistake(
-        "model_parallel", "no_pipelining", 2,
-        _trainer("--strategy", "model_parallel", *_LAYERS),
-    ),
-    Mistake("two_stages", "no_pipelining", 2, (SCRIPT,)),
-    Mistake(
-        "parameter_server", "server_bottleneck", 4,
-        _trainer("--strategy", "parameter_server", "--width", "256", "--context", "16",
-                 "--batch-size", "1", *_LAYERS),
-    ),
+KEYS = ("mistake", "seed")
+SMALL = ("--layers", "2", "--data-bytes", "65536")  # several epochs in a run
+FAULTY = (
+    "forgotten_sampler", "forgotten_set_epoch", "no_gradient", "divided_twice", "not_divided",
 )  # fmt: skip
-# The clean runs are those of the other strategies; a server with two small workers holds up none.
-CLEAN_RUNS = tuple(pair for pair in CLEAN if pair[0] != "model_parallel")
+REFUSED = "refused_setting"
+REFUSALS = (  # ranks, and the flags of a command that cannot be run on so many
+    (3, "--strategy", "tensor"),
+    (4, "--strategy", "pipeline", "--layers", "2"),
+    (2, "--heads", "3"),
+    (2, "--batch-size", "0"),
+    (2, "--no-such-flag", "1"),
+    (3, "--config", "nowhere.toml"),
+    (2, "--steps", "many"),
+    (3, "--strategy", "hybrid"),
+    (2, "--fault", "no_such_fault:rank=0,start=1"),
+    (2, "--optimizer", "lion"),
+)
+HEALTHY = "called healthy"
+KINDS = frozenset({fault.finding for fault in FAULTS if fault.name in FAULTY} | {"failed_start"})
 
 
-@dataclass
-class Made:
-    """One run. Shares of 0 to 1."""
+def run_one(server: Server, mistake: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Run the trainer once and return what became of it."""
+    if mistake == REFUSED:
+        return _refused(server, seed, folder)
+    if mistake == NO_FAULT:
+        strategy, ranks = CLEAN[seed % len(CLEAN)]
+        more = ("--microbatches", "3") if strategy == "ddp" else ()
+        flags = () if strategy == "pipeline" or strategy == "hybrid" else (*SMALL, *more)
+        case = Case(NO_FAULT, strategy, ranks, 120, None, flags=flags)
+    else:
+        case = Case(mistake, steps=120, start=(1, 1), flags=SMALL, everybody=True)
+    outcome = run_case(server, case, seed, folder)
+    run_id = f"{case.fault}-{case.strategy}-{seed}"
+    answer = server.get(f"runs/{run_id}").get("answer", {})
+    judgement = outcome.judgement
+    if mistake == NO_FAULT:  # what a busy machine does to the ranks' times is no mistake
+        false = [one["what"] for one in findings_of(server, run_id) if one["kind"] in KINDS]
+        judgement = f"says {false[0]}" if false else RIGHT
+    elif answer.get("state") == "healthy":
+        judgement = HEALTHY
+    return {
+        "judgement": judgement, "answer": answer.get("text", ""), "strategy": case.strategy,
+        "named_after_seconds": outcome.named_after_seconds,
+    }  # fmt: skip
 
-    mistake: str  # of a clean run: "none"
-    program: str
-    seed: int
-    kind: str
-    answer: str
-    state: str
-    said: float | None = None
-    truth: float | None = None
-    others: tuple[str, ...] = ()  # kinds above info that were said as well
 
-    @property
-    def judgement(self) -> str:
-        """Return "right", or what is wrong."""
-        if self.mistake == "none":
-            return "right" if self.said is None else f"false alarm: {self.kind}"
-        if self.said is None or self.truth is None:
-            return "said nothing"
-        if self.state == "healthy":
-            return "called healthy"
-        points = 100 * (self.said - self.truth)
-        return "right" if abs(points) <= MAX_POINTS else f"off by {points:+.1f} points"
-
-
-def run(server: Server, run_id: str, ranks: int, program: Sequence[str], folder: Path) -> None:
-    """Run a program under `rankscope run` to its end. Raises CalledProcessError."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
-    folder.mkdir(parents=True)
-    with (folder / "log").open("wb") as log:
+def _refused(server: Server, seed: int, folder: Path) -> dict[str, Any]:
+    ranks, *flags = REFUSALS[seed % len(REFUSALS)]
+    run_id = f"{REFUSED}-{seed}"
+    log = folder / f"{run_id}.log"
+    with log.open("wb") as output:
         subprocess.run(
             [sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", run_id,
-             "--dir", str(folder / "run"), "--", sys.executable, "-m", "torch.distributed.run",
-             "--standalone", "--nproc-per-node", str(ranks), *program,
-             "--step-times", str(folder / STEP_TIMES)],
-            env=kept | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, check=True, timeout=300,
+             "--dir", str(folder / run_id), "--", sys.executable, "-m", "torch.distributed.run",
+             "--standalone", "--nproc-per-node", str(ranks), "-m", "rankscope_trainer", *flags],
+            stdout=output, stderr=output, check=False, timeout=120, cwd=ROOT,
         )  # fmt: skip
+    said = re.search(r"^rankscope_trainer: (setting .{20,100})", log.read_text(), re.M)
+    answer = server.get(f"runs/{run_id}")["answer"]["text"]
+    is_right = said is not None and said[1] in answer
+    return {
+        "judgement": RIGHT if is_right else "another headline", "answer": answer,
+        "strategy": " ".join(flags), "named_after_seconds": None,
+    }  # fmt: skip
 
 
-def waited_share(folder: Path, kind: str) -> float:
-    """Return which share of its steps a run waited, after the first ones."""
-    rows = list(map(json.loads, (folder / STEP_TIMES).read_text().splitlines()))
-    ended_ns = sorted(row["ended_ns"] for row in rows if row["rank"] == 0)[FIRST:]
-    step_seconds = statistics.median(b - a for a, b in itertools.pairwise(ended_ns)) / 1e9
-    waited: dict[int, list[float]] = {}
-    for row in rows:
-        if row["step"] > FIRST and "waited_seconds" in row:  # a server has none
-            waited.setdefault(row["step"], []).append(row["waited_seconds"])
-    of_ranks = statistics.mean if kind == "no_pipelining" else min
-    return statistics.median(map(of_ranks, waited.values())) / step_seconds
-
-
-def made(server: Server, mistake: Mistake, seed: int, folder: Path) -> Made:
-    """Make a mistake once, and measure what it costs."""
-    run_id = f"{mistake.name}-{seed}"
-    seeded = ("--seed", str(seed)) if mistake.program[0] == "-m" else ()
-    run(server, run_id, mistake.ranks, (*mistake.program, *seeded), folder / run_id)
-    found = outcome(server, run_id, mistake.name, mistake.name, seed, (mistake.kind,))
-    return dataclasses.replace(found, truth=waited_share(folder / run_id, mistake.kind))
-
-
-def outcome(
-    server: Server, run_id: str, mistake: str, program: str, seed: int, kinds: Sequence[str]
-) -> Made:
-    """Return what is said of a run that is over."""
-    findings: list[dict[str, Any]] = server.get(f"runs/{run_id}/findings")["open"]
-    answer = server.get(f"runs/{run_id}")["answer"]
-    mine = [one for one in findings if one["kind"] in kinds]
-    return Made(
-        mistake, program, seed, mine[0]["kind"] if mine else "", answer["text"], answer["state"],
-        said=mine[0]["cost_throughput_ratio"] if mine else None,
-        others=tuple(one["kind"] for one in findings if one["severity"] != "info"),
-    )  # fmt: skip
-
-
-def clean(server: Server, number: int, folder: Path) -> Made:
-    """Make a run without either mistake."""
-    strategy, ranks = CLEAN_RUNS[number % len(CLEAN_RUNS)]
-    run_id = f"clean-{strategy}-{number}"
-    run(server, run_id, ranks, _trainer("--strategy", strategy, "--seed", str(number)),
-        folder / run_id)  # fmt: skip
-    return outcome(server, run_id, "none", strategy, number, KINDS)
-
-
-def read(path: Path) -> list[Made]:
-    """Return the runs of a file; none where there is no such file."""
-    if not path.exists():
-        return []
-    rows = map(json.loads, path.read_text().splitlines())
-    return [Made(**row | {"others": tuple(row["others"])}) for row in rows]
-
-
-def summary(runs: Sequence[Made]) -> int:
-    """Print each kind of run; return the exit code."""
-    is_wrong = False
-    for name in dict.fromkeys(one.mistake for one in runs):
-        mine = [one for one in runs if one.mistake == name]
-        right = sum(one.judgement == "right" for one in mine)
-        errors = [
-            100 * abs(one.said - one.truth)
-            for one in mine
-            if one.said is not None and one.truth is not None
-        ]
-        off = (
-            f", {statistics.median(errors):.1f} points off, at most {max(errors):.1f}"
-            if errors
-            else ""
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a table by mistake."""
+    lines = [
+        "| mistake | runs | right | called healthy | otherwise wrong |",
+        "|---|---|---|---|---|",
+    ]
+    for mistake in dict.fromkeys(row["mistake"] for row in rows):
+        said = [row["judgement"] for row in rows if row["mistake"] == mistake]
+        right, healthy = said.count(RIGHT), said.count(HEALTHY)
+        lines.append(
+            f"| {mistake} | {len(said)} | {right} | {healthy} | {len(said) - right - healthy} |"
         )
-        print(f"{name:<20}{right}/{len(mine)} right{off}")
-        is_wrong |= right < len(mine)
-    return 1 if is_wrong else 0
+    return lines
+
+
+def wanted_runs(chosen: argparse.Namespace) -> list[Key]:
+    """Return the runs that were asked for, all of a seed before the next."""
+    mistakes = chosen.mistakes.split(",")
+    runs = [(mistake, seed) for seed in range(1, chosen.seeds + 1) for mistake in mistakes]
+    clean = [(NO_FAULT, seed) for seed in range(chosen.clean)]
+    random.Random(0).shuffle(clean)
+    return [*runs, *clean]
 
 
 def main() -> int:
-    """Make all runs that are not there yet, print as they come, return the exit code."""
+    """Run what is missing, print the table, return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10, help="runs of each mistake")
     parser.add_argument("--clean", type=int, default=20, help="runs without a mistake")
-    parser.add_argument("--mistakes", default=",".join(one.name for one in MISTAKES))
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--mistakes", default=",".join((REFUSED, *FAULTY)), help="only these")
+    parser.add_argument("--label", default=code_label(), help="of the code (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "mistakes.jsonl")
+    parser.add_argument("--table", action="store_true", help="run nothing")
     chosen = parser.parse_args()
-    there = {(one.mistake, one.seed) for one in read(chosen.out)}
-    names = chosen.mistakes.split(",")
-    with tempfile.TemporaryDirectory(prefix="rankscope-mistakes-") as scratch:
-        folder = Path(scratch)
-        server = Server(folder)
-        try:
-            jobs = [
-                (lambda one=one, seed=seed: made(server, one, seed, folder))
-                for seed in range(1, chosen.seeds + 1)
-                for one in MISTAKES
-                if one.name in names and (one.name, seed) not in there
-            ]
-            jobs += [
-                (lambda number=number: clean(server, number, folder))
-                for number in range(chosen.clean)
-                if ("none", number) not in there
-            ]
-            for job in jobs:
-                one = job()
-                print(f"{one.program:<20}seed {one.seed:<4}{one.judgement}", flush=True)
-                chosen.out.parent.mkdir(parents=True, exist_ok=True)
-                with chosen.out.open("a") as file:
-                    file.write(json.dumps(dataclasses.asdict(one)) + "\n")
-        finally:
-            server.close()
-    return summary(read(chosen.out))
+    rows = Rows(chosen.out, KEYS, chosen.label)
+    missing = [] if chosen.table else rows.missing(wanted_runs(chosen))
+    if missing:
+        with tempfile.TemporaryDirectory(prefix="rankscope-mistakes-") as scratch:
+            server = Server(Path(scratch))
+            try:
+                for key in missing:
+                    row = rows.add(key, run_one(server, *key, Path(scratch)))
+                    print(f"{key[0]:<22}seed {key[1]:<3} {row['judgement']}", flush=True)
+            finally:
+                server.close()
+    print("\n".join(table(rows.all())))
+    is_right = all(row["judgement"] == RIGHT for row in rows.all())
+    return 0 if is_right and rows.all() else 1
 
 
 if __name__ == "__main__":

@@ -122,6 +122,13 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "corrupt_batch": {"flags": ("--check-batches",), "steps_of_fault": 3},
     "exploding_loss": {"everybody": True},
+    "forgotten_sampler": {"start": (1, 1), "everybody": True},
+    "forgotten_set_epoch": {
+        "start": (1, 1), "everybody": True, "flags": ("--data-bytes", "65536"),
+    },
+    "no_gradient": {"start": (1, 1), "everybody": True},
+    "divided_twice": {"start": (1, 1), "everybody": True},
+    "not_divided": {"start": (1, 1), "everybody": True},
     "slow_link": {"size": "2MiB/s"},
     "clock_offset": {},
     "clock_drift": {"size": "2000ppm", "steps": 400},

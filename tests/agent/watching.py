@@ -18,7 +18,7 @@ from tests.agent import recorded
 # everything that sees steps and numbers; nothing that listens to the test runner itself
 HOOKS = (
     "data,evaluation,backward,optimizer,gradient-scaler,checkpoint,distributed-checkpoint,"
-    "safetensors,pipeline,pipeline-schedule,garbage-collection,loss,learning-rate,model-size,batches,clipping,"
+    "safetensors,pipeline,pipeline-schedule,garbage-collection,loss,loss-scale,learning-rate,model-size,batches,clipping,"
     "sampling,gradients,replicas,memory,out-of-memory"
 )
 

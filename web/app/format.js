@@ -237,6 +237,8 @@ const KINDS = {
   nan: 'NaN or infinity',
   loss_spike: 'Spike of the loss or the gradients',
   divergence: 'Training diverges',
+  nothing_learnt: 'Nothing is learnt',
+  accumulation: 'Accumulated gradients are scaled wrongly',
   corruption: 'One rank computes other numbers',
   corrupt_batch: 'One odd batch',
   same_samples: 'All ranks train on the same samples',

@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults.fault import Fault, FaultContext, Magnitude, Place
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from rankscope_trainer.settings import Settings
     from rankscope_trainer.strategies.strategy import Strategy
 
 
@@ -130,6 +132,67 @@ class ExplodingLoss(Fault):
                 group["lr"] = rate
 
         _replace_next_update(strategy, update)
+
+
+class NoGradient(Fault):  # a detached tensor, or activations that are dead
+    """The model's output is multiplied by 0: no gradient reaches its weights, nothing is learnt."""
+
+    name = "no_gradient"
+    finding = "nothing_learnt"
+    place = Place.FORWARD
+    on_all_ranks = True
+
+    def fire(self, context: FaultContext) -> None:
+        """Keep the graph, and nothing of what was computed."""
+        assert context.tensor is not None
+        context.tensor = context.tensor * 0
+
+
+class WrongAccumulation(Fault):
+    """Scales what each backward of a microbatch begins at; the loss that is reported stays."""
+
+    finding = "accumulation"
+    place = Place.BEFORE_FORWARD
+    on_all_ranks = True
+
+    def check(self, settings: Settings, world_size: int) -> None:
+        """Only ddp accumulates gradients over the microbatches of a step."""
+        if settings.strategy != "ddp" or settings.microbatches_for(world_size) < 2:
+            problem = f"{self.name} needs gradients that are accumulated"
+            raise SettingError("fault", problem, "Choose strategy ddp, and two microbatches")
+
+    def begin(self, context: FaultContext) -> None:
+        """Scale the loss of a microbatch, which was divided by their number, from now on."""
+        strategy = context.parts().strategy
+        vars(strategy)["learnt"] = lambda loss: self.scaled(loss, strategy.microbatches)
+
+    def scaled(self, loss: Tensor, microbatches: int) -> Tensor:
+        """Return the loss that is learnt from."""
+        raise NotImplementedError
+
+    def end(self, context: FaultContext) -> None:
+        """Let it be."""
+        del vars(context.parts().strategy)["learnt"]
+
+
+class DividedTwice(WrongAccumulation):  # by the script, and by the framework once more
+    """The loss is divided by the number of accumulated microbatches twice."""
+
+    name = "divided_twice"
+
+    def scaled(self, loss: Tensor, microbatches: int) -> Tensor:
+        """Divide again."""
+        return loss / microbatches
+
+
+class NotDivided(WrongAccumulation):
+    """The loss is not divided by the number of accumulated microbatches: their gradients add up."""
+
+    name = "not_divided"
+
+    def scaled(self, loss: Tensor, microbatches: int) -> Tensor:
+        """Take the division back."""
+        return loss * microbatches
 
 
 def flip_bit(tensor: Tensor, context: FaultContext, *, of: str) -> None:

@@ -38,6 +38,7 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     numerics.Replicas(),
     numerics.NonFinite(),
     numerics.Spikes(),
+    numerics.Learning(),
     numerics.Outliers(),
     data.CorruptBatches(),
     data.Sampling(),

@@ -143,6 +143,12 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     Kind("divergence", "Training diverges", ("spikes",),
          "the loss rose and does not come back", "critical; info of networks that train in turn",
          family="numerics", confirmed_by=("outliers", "nan", "replicas")),
+    Kind("nothing_learnt", "Nothing is learnt", ("learning",),
+         "every gradient is exactly 0, or the loss is the same to the last bit since the first "
+         "step", "warning; info where the loss has come down to exactly 0", family="numerics"),
+    Kind("accumulation", "Accumulated gradients are scaled wrongly", ("learning",),
+         "the loss of the passes that make one step is divided by their number twice, or not at "
+         "all", _WARNING),
     Kind("corruption", "One rank computes other numbers", ("outliers",),
          "this rank's loss or gradient is unlike the others' again and again", _WARNING,
          family="numerics", confirmed_by=("replicas", "gpu-events", "gpu-health")),

@@ -244,6 +244,12 @@ class Policy:
     ln_norm_sigma_floor: float = 0.01
     loss_sigma_floor: float = 0.002
 
+    # Exactly 0, or equal to the last bit, so often is no chance: in single steps a gradient may
+    # underflow. Norms are sampled each 16th step, losses in every one that is not too short.
+    zero_norm_values: int = 5
+    zero_norm_steps: int = 20
+    constant_loss_values: int = 20
+
     # --- memory ---------------------------------------------------------------------------
     # The allocator fills its caches in the first steps.
     memory_skip_steps: int = 50

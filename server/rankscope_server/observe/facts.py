@@ -28,6 +28,7 @@ from rankscope_server.observe.version_table import VersionTable
 RECORDING = "recording"  # an event: what is known of a recording as a whole
 SLOWDOWN_FIELDS = ("slowdown", "step_ms", "ideal_ms")
 _MAX_SAVES = 4096
+LOSS_SCALE = "loss scale"  # an event: by what the loss of each pass of a step is divided
 _MAX_LOADERS = 16
 
 
@@ -51,6 +52,18 @@ class ReplayedSlowdown:
     ideal_ms: float  # if all ranks did each kind of operation equally fast
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class LossScale:
+    """How a rank scales the loss of the backward passes that make one step."""
+
+    time_ns: int
+    step: int
+    passes: int
+    local: int  # passes whose gradients stay on the rank (no_sync)
+    factors: tuple[float, ...]  # that it is divided by, the last one first
+    reduction: str  # of the loss before that: "mean", "sum", or empty where not known
+
+
 @dataclass(slots=True)
 class Facts:
     """Tables that do not depend on the order in which records come, or on doubled ones."""
@@ -63,6 +76,7 @@ class Facts:
     sums: TimeSums = field(default_factory=TimeSums)
     thinning: dict[int, Thinning] = field(default_factory=dict)  # the newest word of each rank
     loaders: dict[int, set[tuple[tuple[str, str], ...]]] = field(default_factory=dict)
+    loss_scales: dict[int, LossScale] = field(default_factory=dict)  # the newest of each rank
     passes: DataPasses = field(default_factory=DataPasses)
     saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
     script_steps: ScriptSteps = field(default_factory=ScriptSteps)
@@ -83,6 +97,8 @@ class Facts:
             self._take_recording(record.fields)
         elif isinstance(record, Event) and record.name == PASS:
             self.passes.take(record)
+        elif isinstance(record, Event) and record.name == LOSS_SCALE:
+            self._take_loss_scale(record)
         elif isinstance(record, Event):
             self._take_event(record)
         elif isinstance(record, RunStarted):
@@ -124,6 +140,19 @@ class Facts:
                 self.left_code = int(code)
         else:
             self.machines.take_event(event)
+
+    def _take_loss_scale(self, event: Event) -> None:
+        said = event.fields
+        try:
+            factors = tuple(float(word) for word in said.get("factors", "").split()[:16])
+            found = LossScale(
+                event.time_ns, event.step, int(said["passes"]), int(said["local"]), factors,
+                said.get("reduction", ""),
+            )  # fmt: skip
+        except (KeyError, ValueError):
+            return
+        known = self.loss_scales.get(event.rank)
+        self.loss_scales[event.rank] = found if known is None else max(found, known)
 
     def _take_recording(self, fields: Mapping[str, str]) -> None:
         self.lacks_dates |= fields.get("dates") == "none"

@@ -15,6 +15,7 @@ from rankscope.rank.hooks.memory import Memory, OutOfMemory
 from rankscope.rank.hooks.numbers.batches import Batches
 from rankscope.rank.hooks.numbers.gradients import Clipping, Gradients
 from rankscope.rank.hooks.numbers.loss import LightningLoss, Losses, OldLightningLoss, TrainerLoss
+from rankscope.rank.hooks.numbers.loss_scale import LossScale
 from rankscope.rank.hooks.numbers.model import LearningRate, ModelSize
 from rankscope.rank.hooks.numbers.replicas import Replicas
 from rankscope.rank.hooks.numbers.sampling import Sampling
@@ -57,6 +58,7 @@ HOOKS: tuple[type[Hook], ...] = (
     TrainerLoss,
     LightningLoss,
     OldLightningLoss,
+    LossScale,
     LearningRate,
     ModelSize,
     Batches,

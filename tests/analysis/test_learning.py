@@ -1,0 +1,157 @@
+"""Steps from which nothing is learnt, and losses of accumulated passes on the wrong scale."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from rankscope.wire import schema
+from rankscope.wire.metric_names import ALTERNATING
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+
+START_NS = 1_790_000_000_000_000_000
+RANKS = 4
+Number = Callable[[int, int], float | None]
+
+
+def falling(rank: int, step: int) -> float:
+    return 3.0 - step / 1000 + rank / 10
+
+
+def metrics(
+    loss: Number = falling, norm: Number = lambda rank, step: 1.0, steps: int = 160, **more: float
+) -> list[schema.AnyRecord]:
+    """Return the loss of each step and the norm of each 16th, by rank and step."""
+    found: list[schema.AnyRecord] = []
+    for rank in range(RANKS):
+        for step in range(1, steps + 1):
+            values = {"loss": loss(rank, step)} | more
+            if step % 16 == 0:
+                values["gradient_norm"] = norm(rank, step)
+            found.append(schema.Metrics(
+                attempt=0, rank=rank, time_ns=START_NS + step, step=step,
+                values={name: value for name, value in values.items() if value is not None},
+            ))  # fmt: skip
+    return found
+
+
+def scaled(
+    passes: int, factors: str, *, local: int = 0, reduction: str = "mean", ranks: int = RANKS
+) -> list[schema.AnyRecord]:
+    fields = {
+        "passes": str(passes), "local": str(local), "factors": factors, "reduction": reduction,
+    }  # fmt: skip
+    return [
+        schema.Event(attempt=0, rank=rank, time_ns=START_NS, step=2, name="loss scale",
+                     fields=fields)
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def found(records: Sequence[schema.AnyRecord]) -> list[Finding]:
+    state = RunState("run")
+    rows = [*records]
+    random.Random(7).shuffle(rows)
+    for record in [*rows, *rows[:9]]:
+        state.apply_record(record)
+    look = state.look(START_NS + 10**12)
+    return [one for one in look.findings if one.detector == "learning"]
+
+
+def test_a_graph_that_is_cut_from_the_first_step() -> None:
+    (finding,) = found(metrics(lambda rank, step: 5.5, lambda rank, step: 0.0))
+    assert (finding.kind, finding.severity, finding.onset_step) == ("nothing_learnt", "warning", 1)
+    assert finding.what == "Nothing is learnt: no gradient reaches the weights"
+    assert "the loss is 5.5 in every step" in finding.why
+    assert finding.confidence >= 0.9
+
+
+def test_a_gradient_that_is_lost_later_is_named_with_its_step() -> None:
+    (finding,) = found(metrics(norm=lambda rank, step: float(step < 64)))
+    assert (finding.severity, finding.onset_step) == ("warning", 64)
+    assert "since step 64" in finding.what
+
+
+def test_weights_that_no_optimizer_holds() -> None:
+    """One batch again and again, whose loss and gradient stay what they are."""
+    (finding,) = found(metrics(lambda rank, step: 2.0 + rank))
+    assert "the loss never changes" in finding.what
+    assert "2 to 5 by rank" in finding.why
+    assert "optimizer" in finding.next
+
+
+def test_a_loss_that_came_down_to_0_has_nothing_more_to_teach() -> None:
+    (finding,) = found(
+        metrics(lambda rank, step: max(0.0, 3.0 - step / 20), lambda rank, step: float(step < 60))
+    )
+    assert finding.severity == "info"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        metrics(),
+        metrics(norm=lambda rank, step: float(rank == 2)),  # one rank holds what is trained
+        metrics(norm=lambda rank, step: float(step != 96 and step != 112)),  # underflow
+        metrics(norm=lambda rank, step: None if step < 112 else 0.0),  # too few
+        metrics(lambda rank, step: 2.0 if step > 30 else 3.0),  # it has come down
+        metrics(lambda rank, step: 2.0 + (rank == 3) * step / 1e6),  # one changes
+        metrics(lambda rank, step: 2.0, steps=15),
+        metrics(lambda rank, step: 2.0, lambda rank, step: 0.0, **{ALTERNATING: 1.0}),
+        metrics(lambda rank, step: 2.0 if step < 9 else None),  # only logged at first
+    ],
+    ids=["healthy", "shards", "underflow", "few norms", "converged", "one rank", "few losses",
+         "in turn", "few known"],
+)  # fmt: skip
+def test_what_may_be_healthy_is_no_finding(records: list[schema.AnyRecord]) -> None:
+    assert not found(records)
+
+
+def test_a_loss_that_is_divided_twice() -> None:
+    (finding,) = found([*metrics(), *scaled(4, "4 4", local=3)])
+    assert (finding.kind, finding.severity) == ("accumulation", "warning")
+    assert (
+        finding.what == "The loss is divided by 4 twice, so that the gradient is 4 times too small"
+    )
+
+
+def test_a_loss_that_is_not_divided() -> None:
+    (finding,) = found([*metrics(), *scaled(4, "", local=3)])
+    assert "not divided by 4" in finding.what
+    assert finding.confidence < 0.85
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        scaled(4, "4"),
+        scaled(4, "2 2"),  # by the passes, as parts of one division
+        scaled(4, "16"),
+        scaled(4, "4 4", reduction="sum"),  # by the samples of a batch, and by the passes
+        scaled(4, "4 4", reduction=""),
+        scaled(4, "", local=0),  # several losses, or networks
+        scaled(4, "", local=3, reduction="sum"),
+        scaled(3, "6"),
+        [*scaled(4, "4 4", ranks=1), *scaled(4, "4", ranks=4)[1:]],  # ranks that differ
+        scaled(0, "nan inf"),
+    ],
+)
+def test_what_is_divided_otherwise_is_no_finding(records: list[schema.AnyRecord]) -> None:
+    assert not found([*metrics(), *records])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_field_is_taken(seed: int) -> None:
+    chance = random.Random(seed)
+    words = ["", "0", "2", "2 2", "x", "-1", "1e400", "nan", "mean", "9" * 30]
+    events = [
+        schema.Event(
+            attempt=0, rank=chance.randrange(-1, 4), time_ns=START_NS + step, name="loss scale",
+            fields={name: chance.choice(words)
+                    for name in ("passes", "local", "factors", "reduction")},
+        ) for step in range(40)
+    ]  # fmt: skip
+    assert {one.kind for one in found([*metrics(), *events])} <= {"accumulation"}
