@@ -24,6 +24,16 @@ def changes_learning_rate(settings: Settings) -> bool:
     return bool(settings.warm_up) or settings.scale_learning_rate != "none"
 
 
+def doubt(settings: Settings) -> str:
+    """Return what is doubtful about how the rate is scaled, empty where nothing is."""
+    if settings.scale_learning_rate == "linear" and settings.optimizer == "adamw":
+        return (
+            "scale_learning_rate linear with adamw: Adam's step does not grow with the gradient, "
+            "and its noise falls by the root of the batch; sqrt is meant for it, linear for sgd"
+        )
+    return ""
+
+
 def learning_rate(settings: Settings, step: int, global_batch: int) -> float:
     """Return the learning rate of a step, counted from 1."""
     ratio = global_batch / settings.base_batch

@@ -27,7 +27,7 @@ from rankscope_trainer.faults.fault import PLACES_OF_LOADING, Place
 from rankscope_trainer.faults.injector import Injector
 from rankscope_trainer.faults.plan import parse_fault
 from rankscope_trainer.json_lines import JsonLines
-from rankscope_trainer.learning_rate import changes_learning_rate, learning_rate
+from rankscope_trainer.learning_rate import changes_learning_rate, doubt, learning_rate
 from rankscope_trainer.patience import Patience
 from rankscope_trainer.report import Report
 from rankscope_trainer.settings import Settings
@@ -104,6 +104,8 @@ class Trainer:
         self.patience = Patience(settings.patience, world.device)
         self.stopping = stopping or Stopping()
         self.faults.attach(self)
+        if world.rank == 0 and (text := doubt(settings)):
+            logger.warning("%s", text)
         # From here on random numbers mean dropout, which differs between ranks.
         torch.manual_seed(settings.seed + world.rank)
 

@@ -143,6 +143,46 @@ def test_what_is_divided_otherwise_is_no_finding(records: list[schema.AnyRecord]
     assert not found([*metrics(), *records])
 
 
+def rated(
+    rate: Callable[[int], float], *, samples: float = 256.0, group: str = "4 aa", begins: int = 1
+) -> list[schema.AnyRecord]:
+    """Return the learning rate of 60 steps, and a pass over a loader of replicas."""
+    more: list[schema.AnyRecord] = [
+        schema.Metrics(
+            attempt=0, rank=rank, time_ns=START_NS + step, step=step,
+            values={"learning_rate": rate(step), "samples": samples},
+        ) for rank in range(RANKS) for step in range(begins, 61)
+    ]  # fmt: skip
+    fields = {"loader": "0", "pass": "1", "batches": "", "group": group}
+    return [*metrics(), *more, *(
+        schema.Event(attempt=0, rank=rank, time_ns=START_NS, name="data pass", fields=fields)
+        for rank in range(RANKS)
+    )]  # fmt: skip
+
+
+def test_a_large_batch_without_warm_up_is_advised() -> None:
+    (finding,) = found(rated(lambda step: 1e-3 * 0.99**step))
+    assert (finding.kind, finding.severity) == ("no_warm_up", "info")
+    assert "a batch of 1,024 samples" in finding.what
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        rated(lambda step: min(1.0, step / 20) * 1e-3),
+        rated(lambda step: 1e-3, samples=64.0),
+        rated(lambda step: 1e-3, group=""),  # how many replicas there are is not known
+        rated(lambda step: 1e-3, begins=12),  # how it began is not known
+        rated(lambda step: 0.0),
+    ],
+    ids=["warm-up", "small", "no replicas", "later", "zero"],
+)
+def test_where_warm_up_is_there_or_not_known_nothing_is_advised(
+    records: list[schema.AnyRecord],
+) -> None:
+    assert not found(records)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_field_is_taken(seed: int) -> None:
     chance = random.Random(seed)

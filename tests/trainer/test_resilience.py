@@ -18,7 +18,7 @@ from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Batches, ByteWindows, Sample, checksum
 from rankscope_trainer.duration import Duration
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.learning_rate import learning_rate
+from rankscope_trainer.learning_rate import doubt, learning_rate
 from rankscope_trainer.patience import Patience
 from rankscope_trainer.source import DataSource
 from rankscope_trainer.supply import LONGEST_PAUSE_SECONDS, MOST_CORRUPT_IN_A_ROW, Pauses, Supply
@@ -272,6 +272,21 @@ def test_learning_rate(arguments: str, expected: list[float]) -> None:
     settings = load_settings(arguments.split(), {})
     rates = [learning_rate(settings, step, global_batch=64) for step in (1, 2, 9)]
     assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_doubtful"),
+    [
+        ("--scale-learning-rate linear", True),
+        ("--scale-learning-rate linear --optimizer sgd", False),
+        ("--scale-learning-rate sqrt", False),
+        ("", False),
+    ],
+)
+def test_a_rate_in_proportion_to_the_batch_is_doubtful_for_adam(
+    arguments: str, is_doubtful: bool
+) -> None:
+    assert bool(doubt(load_settings(arguments.split(), {}))) is is_doubtful
 
 
 def test_the_rate_and_the_norm_of_each_step_are_reported(

@@ -239,6 +239,7 @@ const KINDS = {
   divergence: 'Training diverges',
   nothing_learnt: 'Nothing is learnt',
   accumulation: 'Accumulated gradients are scaled wrongly',
+  no_warm_up: 'No warm-up at a large batch',
   corruption: 'One rank computes other numbers',
   corrupt_batch: 'One odd batch',
   same_samples: 'All ranks train on the same samples',

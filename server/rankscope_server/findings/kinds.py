@@ -149,6 +149,8 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     Kind("accumulation", "Accumulated gradients are scaled wrongly", ("learning",),
          "the loss of the passes that make one step is divided by their number twice, or not at "
          "all", _WARNING),
+    Kind("no_warm_up", "No warm-up at a large batch", ("learning",),
+         "the first step of a large batch takes the whole learning rate", _INFO),
     Kind("corruption", "One rank computes other numbers", ("outliers",),
          "this rank's loss or gradient is unlike the others' again and again", _WARNING,
          family="numerics", confirmed_by=("replicas", "gpu-events", "gpu-health")),

@@ -249,6 +249,10 @@ class Policy:
     zero_norm_values: int = 5
     zero_norm_steps: int = 20
     constant_loss_values: int = 20
+    # Goyal et al. 2017 (arXiv 1706.02677) warm minibatches of 8,192 images up; an eighth of that is
+    # chosen, not derived: it is advice.
+    warm_up_batch: int = 1024
+    warm_up_values: int = 10
 
     # --- memory ---------------------------------------------------------------------------
     # The allocator fills its caches in the first steps.

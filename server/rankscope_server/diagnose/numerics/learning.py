@@ -29,7 +29,7 @@ class Learning:
                 self, "no loss or gradient norm was recorded",
                 "train with backward() or call rankscope.log_metrics(step, loss=...)",
             )  # fmt: skip
-        found = [*_nothing_learnt(window), *_accumulation(window)]
+        found = [*_nothing_learnt(window), *_accumulation(window), *_no_warm_up(window)]
         checked = () if found else ("gradients: not exactly 0; loss: not always the same",)
         return ran(self, found, checked)
 
@@ -161,3 +161,44 @@ def _divided(scale: LossScale) -> int | None:
         return 2
     is_plain = abs(product - 1) < _NEAR and scale.local == passes - 1
     return 0 if is_plain else None
+
+
+def _no_warm_up(window: Window) -> Iterator[Finding]:
+    numbers, policy = window.facts.numbers, window.policy
+    first = numbers.head("learning_rate")
+    if len(first) < policy.warm_up_values or first[0] > 2:
+        return
+    steps = sorted({*first, *numbers.steps("learning_rate")})
+    rates = _over_ranks(numbers.matrix("learning_rate", steps), np.fmax)
+    batch = global_batch(window)
+    if batch < policy.warm_up_batch or not rates[0] >= (1 - _NEAR) * np.nanmax(rates) > 0:
+        return
+    yield window.finding(
+        "no_warm_up",
+        "warm-up",
+        onset_step=first[0],
+        what=f"No warm-up: the first step of a batch of {batch:,} samples takes the whole learning "
+        f"rate, {rates[0]:.3g}",
+        why="The first gradients are the largest, and Adam has not seen enough of them to scale "
+        "them; a loss that jumps or a run that learns less may follow",
+        next="Let the rate rise over the first few hundred steps, as `torch.optim.lr_scheduler."
+        "LinearLR` before the schedule does; of Adam scale it by the root of the batch, not by it",
+        confidence=(0.5, "advice: what this run loses by it is not known"),
+        evidence=(f"The rate of the first {len(first)} recorded steps is never above the first",),
+        disproof="A run with warm-up reaches no better loss",
+    )  # fmt: skip
+
+
+def global_batch(window: Window) -> int:
+    """Return the samples of a step over all replicas, 0 where it is not known."""
+    sizes = {
+        one.group_size
+        for numbers in window.facts.passes.by_loader.values()
+        for ranks in numbers.values()
+        for one in ranks.values()
+    }
+    numbers = window.facts.numbers
+    steps = numbers.steps("samples")
+    if len(sizes) != 1 or not steps:
+        return 0
+    return int(sizes.pop() * np.nanmedian(numbers.matrix("samples", steps[-64:])))
