@@ -88,7 +88,7 @@ def _refused(server: Server, seed: int, folder: Path) -> dict[str, Any]:
         )  # fmt: skip
     said = re.search(r"^rankscope_trainer: (setting .{20,100})", log.read_text(), re.M)
     answer = server.get(f"runs/{run_id}")["answer"]["text"]
-    is_right = said is not None and said[1] in answer
+    is_right = said is not None and said[1].rstrip(".") in answer
     return {
         "judgement": RIGHT if is_right else "another headline", "answer": answer,
         "strategy": " ".join(flags), "named_after_seconds": None,

@@ -10,6 +10,7 @@ import pytest
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
+from rankscope_server.observe.data_passes import DataPasses
 
 START_NS = 1_790_000_000_000_000_000
 BATCHES = ("0a", "1b", "2c", "3d")
@@ -198,3 +199,12 @@ def test_any_field_is_taken(seed: int) -> None:
         ) for _ in range(80)
     ]  # fmt: skip
     assert {one.kind for one in found(events)} <= {"same_samples", "same_order"}
+
+
+def test_no_rank_fills_the_memory() -> None:
+    table = DataPasses()
+    for number in range(5_000):
+        table.take(drawn(0, number % 1000, loader=number // 5))
+    passes = [one for numbers in table.by_loader.values() for one in numbers.values()]
+    assert sum(map(len, passes)) == 64
+    assert len(passes) <= 64

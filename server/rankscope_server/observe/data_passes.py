@@ -50,8 +50,7 @@ class DataPasses:
         if not all(number.isdecimal() and len(number) < 4 for number in numbers):
             return
         loader, number = map(int, numbers)
-        ranks = self.by_loader.setdefault(loader, {}).setdefault(number, {})
-        known = ranks.get(event.rank)
+        known = self.by_loader.get(loader, {}).get(number, {}).get(event.rank)
         if known is None:
             count = self._counts[event.rank] = self._counts.get(event.rank, 0) + 1
             if count > _MAX_PASSES:
@@ -61,4 +60,5 @@ class DataPasses:
             said.get("group", ""), said.get("sampler", ""), said.get("shuffles") == "True",
             said.get("epoch", ""),
         )  # fmt: skip
+        ranks = self.by_loader.setdefault(loader, {}).setdefault(number, {})
         ranks[event.rank] = found if known is None else min(found, known)

@@ -30,6 +30,7 @@ SLOWDOWN_FIELDS = ("slowdown", "step_ms", "ideal_ms")
 _MAX_SAVES = 4096
 LOSS_SCALE = "loss scale"  # an event: by what the loss of each pass of a step is divided
 _MAX_LOADERS = 16
+_MAX_PASSES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +146,13 @@ class Facts:
         said = event.fields
         try:
             factors = tuple(float(word) for word in said.get("factors", "").split()[:16])
-            found = LossScale(
-                event.time_ns, event.step, int(said["passes"]), int(said["local"]), factors,
-                said.get("reduction", ""),
-            )  # fmt: skip
+            passes, local = int(said["passes"]), int(said["local"])
         except (KeyError, ValueError):
             return
+        if not 0 <= local <= passes <= _MAX_PASSES:
+            return
+        reduction = said.get("reduction", "")
+        found = LossScale(event.time_ns, event.step, passes, local, factors, reduction)
         known = self.loss_scales.get(event.rank)
         self.loss_scales[event.rank] = found if known is None else max(found, known)
 

@@ -111,6 +111,20 @@ def test_a_stream_has_no_sampler_of_epochs(
     assert (one["shuffles"], one["epoch"]) == ("", "")
 
 
+def test_a_loader_inside_of_a_data_set_is_no_pass_of_its_own(
+    watching: Watching, learn: Callable[[Any], None]
+) -> None:
+    class Outer(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            for _ in range(6):
+                yield next(iter(loader_of()))
+
+    epoch_of(DataLoader(Outer(), batch_size=None), learn)
+    (one,) = passes(watching)
+    assert one["loader"] == "0"
+    assert len(one["batches"].split()) == 4
+
+
 def test_few_passes_of_few_loaders_are_recorded(
     watching: Watching, learn: Callable[[Any], None]
 ) -> None:

@@ -36,6 +36,7 @@ PICTURES: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "nan": (_NO_NUMBERS, (numbers(LOSS, LOCAL_NORM, NORM),)),
     "loss_spike": (_NO_NUMBERS, (numbers(LOSS, NORM),)),
     "divergence": (_NO_NUMBERS, (numbers(LOSS, PRINTED, NORM),)),
+    "nothing_learnt": (_NO_NUMBERS, (numbers(LOSS, NORM),)),
     "corruption": (_NO_NUMBERS, (numbers(LOCAL_NORM, LOSS),)),
     "corrupt_batch": (_NO_NUMBERS, (numbers(LOSS, LOCAL_NORM),)),
     "clock_offset": (_NO_CLOCKS, (clocks,)),

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
 from rankscope.rank.hooks.numbers.batches import tensors_of
+from rankscope.rank.steps import DATA
 
 _BATCHES = 4  # of a pass
 _MAX_PASSES = 4  # of a loader
@@ -63,7 +64,8 @@ class Sampling:
         return f"{_BATCHES} batches of the first {_MAX_PASSES} passes over each loader"
 
     def _begin(self, loader: Any) -> None:
-        if not self._context.clock.is_ours():
+        clock = self._context.clock
+        if not clock.is_ours() or clock.phase == DATA:  # the data set of another reads from it
             return
         self._close()
         known = self._passes.get(loader)
