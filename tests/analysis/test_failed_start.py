@@ -75,6 +75,7 @@ def test_an_argument_that_all_ranks_refuse_is_nobodys_fault() -> None:
     assert (finding.kind, finding.ranks, finding.hosts) == ("failed_start", (), ())
     assert finding.what == ALL + REFUSED
     assert finding.confidence >= 0.9
+    assert finding.cost_throughput_ratio is None  # nothing ran that could be lost
     assert "Ranks 0 and 1 exited with code 2, all alike" in finding.why
     assert "ranks 2 and 3 did not get so far" in finding.why
     assert "no rank and no host is at fault" in finding.next

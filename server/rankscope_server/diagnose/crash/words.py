@@ -37,7 +37,7 @@ def finding_of(window: Window, cause: CrashCause) -> Finding:
     first = cause.failures[0] if cause.failures else None
     began = first or cause.began
     is_info = cause.severity == "info"
-    cost = None if is_info else 1.0
+    cost = 1.0 if cause.severity != "info" and cause.kind == "crash" else None
     return window.finding(
         "stopped" if is_info else cause.kind,
         "end",  # one key for any cause: what is learned later corrects it
