@@ -151,14 +151,16 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
         return None  # one by one they take as long however the layers are split
     cost, ranks = stages.even_gain, stages.ranks[stage]
     confidence = 0.6
+    beside = f"stage {1 - stage}" if len(usual) == 2 else "the others"
     return window.finding(
         "stage_imbalance",
         f"stage_imbalance/{stage}",
         cost=cost,
-        what=f"Stage {stage} of the pipeline is {ratio_text(ratio)} slower than the others",
+        what=f"Stage {stage} of the pipeline is {ratio_text(ratio)} slower than {beside}",
         why=f"Stage {stage} ({ranks_text(ranks)}) works {ms_text(float(usual[stage]))} a step, the "
-        f"others {', '.join(ms_text(float(ms)) for ms in others)}; even stages would save up to "
-        f"{percent_text(cost)} of each step (by self time: the steps could not be replayed)",
+        f"other{'s' * (len(others) > 1)} {', '.join(ms_text(float(ms)) for ms in others)}; even "
+        f"stages would save up to {percent_text(cost)} of each step (by self time: the steps could "
+        "not be replayed)",
         next=f"Move layers from stage {stage} to stage {int(np.argmin(usual))}; time the layers "
         "first: log_metrics(step, layer_ms_0=...) lets Rankscope say how many",
         confidence=(
