@@ -15,12 +15,12 @@ from rankscope.node.launch import verdicts
 from rankscope.node.launch.verdicts import Verdicts
 from rankscope_server.api.findings.schema import ShownVerdict
 from rankscope_server.api.overview.schema import Counts, Coverage, Overview, ShownAnswer
-from rankscope_server.api.runs.schema import RunSummary
+from rankscope_server.api.runs.schema import RunSummary, ShortAnswer
 
 RUN = RunSummary(
     run_id="a b", name="a", status="running", status_text="", started_ms=0.0, ended_ms=None,
     last_seen_ms=0.0, world_size=4, num_nodes=1, hosts=["h"], attempt=0, step=9, command=[],
-    launcher="torchrun", tags={}, verdict=None,
+    launcher="torchrun", tags={}, verdict=None, answer=ShortAnswer(state="healthy", text=""),
 )  # fmt: skip
 SLOW = ShownVerdict(
     id=1, detector="straggler", kind="slow_compute", severity="critical", state="open", attempt=0,
@@ -36,8 +36,8 @@ def overview(status: str, verdict: ShownVerdict | None) -> Overview:
             refused=0, missing_batches=0, text="",
         ),
         verdict=verdict, removed=[],
-        answer=ShownAnswer("healthy", "No fault found", ""), numbers=[], attempts=[],
-        counts=Counts(0, 0, 0, 0, 0),
+        answer=ShownAnswer(state="healthy", text="No fault found", detail=""), numbers=[], attempts=[],
+        counts=Counts(0, None, 0, 0, 0, 0),
     )  # fmt: skip
 
 
