@@ -97,7 +97,7 @@ def test_the_file_of_the_documents_is_taken_as_it_is(
         monkeypatch.setenv(name, "https://hooks.example/abc/0123456789abcdef")
     assert cli.main(["alerts", "apply", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["channel"] * 4 + ["rule"] * 2
+    assert [line.partition(" ")[0] for line in lines] == ["channel"] * 4 + ["rule"] * 3
 
 
 def test_a_test_that_does_not_arrive_says_why_and_ends_with_1(

@@ -36,7 +36,8 @@ def overview(status: str, verdict: ShownVerdict | None) -> Overview:
             refused=0, missing_batches=0, text="",
         ),
         verdict=verdict, removed=[],
-        answer=ShownAnswer(state="healthy", text="No fault found", detail=""), numbers=[], attempts=[],
+        answer=ShownAnswer(state="healthy", text="No fault found", detail=""),
+        numbers=[], attempts=[],
         counts=Counts(0, None, 0, 0, 0, 0),
     )  # fmt: skip
 

@@ -176,7 +176,8 @@ def test_what_is_no_pipeline_is_not_taken_for_one(program: Program, num_ranks: i
 
 
 def test_a_server_of_parameters_is_no_stage() -> None:
-    assert places(items_of(parameter_server, 2, without=(1,))) == {}
+    found = places(items_of(parameter_server, 2, without=(1,)))
+    assert {rank: (one.stage, one.role) for rank, one in found.items()} == {1: (-1, "server")}
 
 
 @pytest.mark.parametrize("num_stages", [2, 4])

@@ -76,6 +76,13 @@ def test_a_step_of_one_pass_or_of_unlike_ones_is_not(watching: Watching) -> None
     assert not said(watching)
 
 
+def test_a_pass_that_was_made_again_in_one_step_is_not(watching: Watching) -> None:
+    train(1, lambda loss: loss / 4)
+    train(2, lambda loss: loss / 4, steps=1)
+    train(1, lambda loss: loss / 4)
+    assert not said(watching)
+
+
 def test_hooks_on_what_graphs_save_are_left_alone(watching: Watching) -> None:
     """A checkpoint may compute its part again but once; reading from it would be that time."""
     calls = []

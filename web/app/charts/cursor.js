@@ -1,8 +1,9 @@
 /** The map's one cursor: what it reads, where keys lead it, what it draws over the canvas. */
 
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useRef, useState } from 'preact/hooks';
 import { ask, useApi } from '../api.js';
 import { count, deviation, duration, percent, timeOfDay } from '../format.js';
+import { announce } from '../page.js';
 import { Icon } from '../parts/bits.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -16,6 +17,7 @@ import { isNeutral, MISSING, rankRanges, ratioOf, referenceWords, stepAt, usualO
 /** @typedef {{band: Band, step: number, x: number}} Spot */
 /** @typedef {{map: MapData, lanes: import('./paint.js').Lanes, plan: import('./scene.js').Layout, width: number}} View */
 
+const REST_MS = 400; // after the last key
 const NAMED = 8; // ranks of a lane in its tip
 const MARKED = 64; // ranks of a kind of error
 
@@ -36,6 +38,25 @@ export async function worstOf(run, metric, bin) {
   } catch {
     return null;
   }
+}
+
+/** The cell that a spot has its colour from. @param {string} run @param {View} view @param {Spot} spot */
+export function worstAt(run, view, spot) {
+  const { row, first, last } = readSpot(view, spot);
+  return worstOf(run, view.map.metric, { ranks: row.ranks, first, last });
+}
+
+/** Says whom a bin shows, once the keys rest. @param {string} run @param {View} view
+ * @param {import('@preact/signals').Signal<Spot | null>} spot */
+export function useNaming(run, view, spot) {
+  const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
+  return (/** @type {Spot} */ at) => {
+    clearTimeout(timer.current);
+    timer.current = setTimeout(async () => {
+      const found = await worstAt(run, view, at);
+      if (found && spot.value === at) announce(`Worst: ${cellWords(found, true)}`);
+    }, REST_MS);
+  };
 }
 
 /** What a spot holds, in numbers. @param {View} view @param {Spot} spot */
@@ -227,7 +248,7 @@ function Exact({ path, named }) {
 }
 
 /** A cell in numbers. @param {Cell} cell @param {boolean} named with its rank and step */
-export function cellWords(cell, named) {
+function cellWords(cell, named) {
   const who = named ? `rank ${cell.rank}, step ${count(cell.step)}: ` : '';
   if (cell.own_work_ms === null) return who ? `${who}no self time` : ' ';
   const peers = cell.reference_ms === null ? '' : `, peers ${duration(cell.reference_ms)}`;

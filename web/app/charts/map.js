@@ -13,14 +13,14 @@ import { readCell, readRange, readRank, runPath, withQuery, writeCell } from '..
 import {
   bandOf,
   Cursor,
-  cellWords,
   ErrorMarks,
   levelWords,
   moveSpot,
   placeWords,
   readSpot,
   Selection,
-  worstOf,
+  useNaming,
+  worstAt,
 } from './cursor.js';
 import { paint, tokens } from './paint.js';
 import {
@@ -51,7 +51,6 @@ import {
 /** @typedef {import('./cursor.js').Spot} Spot */
 /** @typedef {import('./cursor.js').View} View */
 
-const REST_MS = 400; // after the last key
 const NAME_HEIGHT = 14; // of a lane's name; below the last lane stands what the axis shows
 const AXIS_GAP = 3; // between the last lane and what the axis shows
 const WIDTH_STEP = 32; // a window that is dragged wider asks again once per so many pixels
@@ -269,7 +268,7 @@ function Plot({ run, view, strip, errors }) {
   const [fonts, setFonts] = useState(document.fonts.status === 'loaded');
   const look = theme.value;
   const asked = useRef(0);
-  const naming = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
+  const nameSoon = useNaming(run, view, spot);
   const selected = readCell(query.value.sel);
   const rank = readRank(query.value.sel);
 
@@ -296,26 +295,13 @@ function Plot({ run, view, strip, errors }) {
     const band = bandAt(plan, event.clientY - box.top);
     return { x, step: stepAt(map, x, width), band: band && band.kind !== 'strip' ? band : null };
   };
-  /** The rank and step that a spot has its colour from. @param {Spot} at */
-  async function cellAt(at) {
-    const { row, first, last } = readSpot(view, at);
-    const found = await worstOf(run, map.metric, { ranks: row.ranks, first, last });
-    return found ?? { rank: rankOf(row), step: at.step };
-  }
+  const cellAt = async (/** @type {Spot} */ at) =>
+    (await worstAt(run, view, at)) ?? { rank: rankOf(readSpot(view, at).row), step: at.step };
   async function pin(/** @type {Spot} */ at) {
     asked.current += 1;
     const mine = asked.current;
     const { rank, step } = await cellAt(at);
     if (mine === asked.current) setQuery({ sel: writeCell({ rank, step }) });
-  }
-  /** Say whom a bin shows, once the keys rest. @param {Spot} at */
-  function nameSoon(at) {
-    clearTimeout(naming.current);
-    naming.current = setTimeout(async () => {
-      const { row, first, last } = readSpot(view, at);
-      const found = await worstOf(run, map.metric, { ranks: row.ranks, first, last });
-      if (found && spot.value === at) announce(`Worst: ${cellWords(found, true)}`);
-    }, REST_MS);
   }
   function move(/** @type {Spot | null} */ to, speak = false) {
     spot.value = to;

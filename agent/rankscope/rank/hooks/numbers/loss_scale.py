@@ -37,6 +37,7 @@ class LossScale:
         self._num_local = 0  # passes whose gradients DDP keeps to itself (no_sync)
         self._is_scaled = self._has_hooks = False
         self._said: list[dict[str, str]] = []
+        self._before: dict[str, str] = {}  # of the step before that was looked at
         context.on_new(saved_tensors_hooks, self._hooked)
         context.listen("scaled", self._scaled)
         context.listen("backward", self._backward, sampled=True)
@@ -63,12 +64,16 @@ class LossScale:
         passes, self._passes = self._passes, []
         num_local, self._num_local = self._num_local, 0
         is_whole = len(passes) == ended.microbatches
+        before, self._before = self._before, {}
         if len(passes) < 2 or not is_whole or len(set(passes)) > 1 or not passes[0][1]:
             return
         facts = {
             "passes": str(len(passes)), "local": str(num_local), "factors": passes[0][0],
             "reduction": passes[0][1],
         }  # fmt: skip
+        self._before = facts
+        if facts != before:  # a pass that failed and was made again is no accumulation
+            return
         if facts not in self._said and len(self._said) < _MAX_EVENTS:
             self._said.append(facts)
             self._context.event("loss scale", facts)
