@@ -22,7 +22,7 @@ from tests.api import get
 from tests.command_server import run
 from tests.ports import free_port
 from tests.server.conftest import Sender, ServerProcess, log_line
-from tests.server.seed import post_body, seed_run
+from tests.server.seed import post_body, seed_run, wait_until_judged
 
 PATIENCE_SECONDS = 40.0
 
@@ -41,6 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server = ServerProcess(tmp_path_factory.mktemp("watched")).start()
     seed_run(server.url, run_id="slow", ranks=4, steps=300, slow_rank=2)
     seed_run(server.url, run_id="well", ranks=2, steps=60, fault="none")
+    wait_until_judged(server.url)
     yield server
     server.close()
 
