@@ -422,7 +422,8 @@ DEFECTS = (
     ),
     Defect(
         "gate-warnings", "a launch that was to be refused with warnings starts",
-        'fail_on = "warn" if refuse_on == "warn" else "fail"', 'fail_on = "fail"',
+        "exit_code(summary.verdict, refuse_on, are_times",
+        'exit_code(summary.verdict, "fail", are_times',
         (PREFLIGHT + "test_preflight_alive.py",),
     ),
     # --- the reference trainer
