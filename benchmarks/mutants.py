@@ -444,7 +444,7 @@ DEFECTS = (
     ),
     Defect(
         "shards", "all ranks train on the same windows",
-        "own = start + self._first", "own = start", (TRAINER + "test_data.py",),
+        "own = start + self.first", "own = start", (TRAINER + "test_data.py",),
     ),
     Defect(
         "checkpoint-keep", "one checkpoint more than asked is kept",
