@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import anyio.to_thread
+import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from rankscope_server.api.gone_away import NUM_THREADS, GoneAway, bound_threads
@@ -88,6 +89,15 @@ def test_an_app_that_reads_on_is_cancelled_with_the_connection() -> None:
 
     asyncio.run(main())
     assert heard == ["http.request", "cancelled"]
+
+
+def test_what_an_app_raises_comes_out_as_it_is() -> None:
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise KeyError("of the app")
+
+    reader = Reader()
+    with pytest.raises(KeyError, match="of the app"):
+        asyncio.run(GoneAway(app)(scope(0), reader.receive, reader.send))
 
 
 def scope(number: int) -> dict[str, Any]:

@@ -66,13 +66,13 @@ class Reader:
 
     def read(
         self, connection: sa.Connection, now_ns: int, store_seconds: float,
-        silence_seconds: float | None, *, with_spent: bool = False,
+        silence_seconds: float | None, *, with_spent: bool = False, with_losses: bool = False,
     ) -> Seen:  # fmt: skip
         """Return what is so now.
 
         `store_seconds` is how long the store took to write since the last reading,
         `silence_seconds` the least that a rule calls silence: ranks are read where that may be.
-        `with_spent`: a rule asks what runs have cost.
+        `with_spent`, `with_losses`: a rule asks what runs have cost, or what of them is lost.
         """
         self._note_deafness(now_ns, store_seconds)
         named = runs_of_open(connection)
@@ -85,7 +85,7 @@ class Reader:
         before_ns = now_ns - int((silence_seconds or 0) * 1e9)
         quiet = _quiet_runs(connection, live, collectors, before_ns) if silence_seconds else set()
         ranks = _by_run(connection, _RANKS, live & (quiet | named))
-        losses = _losses(connection, live)
+        losses = _losses(connection, live) if with_losses else {}
         spent = self._spent(connection, live) if with_spent else {}
         return Seen(
             now_ns=now_ns,

@@ -27,7 +27,7 @@ class GoneAway:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        was_read = False
+        was_read, failure = False, None
 
         async def nothing_more() -> Message:
             nonlocal was_read
@@ -44,8 +44,13 @@ class GoneAway:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch)
-            await self._app(scope, nothing_more, send)
+            try:
+                await self._app(scope, nothing_more, send)
+            except Exception as error:  # noqa: BLE001 - a task group would wrap it into a group
+                failure = error
             tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
 
 def bound_threads() -> None:
