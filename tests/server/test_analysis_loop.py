@@ -421,7 +421,7 @@ def test_a_run_is_read_again_with_its_steps_and_its_newest_collectives(
     for number in range(1, 5):
         event = schema.Event(attempt=0, rank=0, time_ns=NOW, name=f"e{number}")
         sender.send(event, chunks=[steps_of(rank=number % 2), collectives_of(number)])
-    monkeypatch.setattr(restart, "MAX_COLLECTIVES", 15)
+    monkeypatch.setitem(restart.MOST_EVENTS, "collectives", 15)
     look()
     state = script.states[-1]
     assert [record.name for record in state.records] == ["e1", "e2", "e3", "e4"]

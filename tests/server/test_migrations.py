@@ -143,8 +143,12 @@ def test_what_a_server_answers_is_the_same_before_and_after(first: Path) -> None
 def only(answer: Any, path: str) -> Any:
     """Return what of an old answer still has to be: not the ids of lines, nor names of groups.
 
-    Rows of the map list their ranks now.
+    Rows of the map list their ranks now, and ranks of an ended run "reported".
     """
+    if isinstance(answer, dict) and "coverage" in answer:
+        coverage = answer["coverage"]
+        said = coverage["text"].replace("reporting", "reported")
+        answer = answer | {"coverage": coverage | {"text": said}}
     if "/map" in path:
         rows = [
             {"label": row["label"], "host": row["host"],

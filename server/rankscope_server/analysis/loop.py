@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +26,7 @@ from rankscope.wire.schema import AnyRecord, Chunk
 from rankscope_server.analysis.asking import ask_in_hangs, ask_of_the_slow, ask_to_thin
 from rankscope_server.analysis.baselines import earlier_runs
 from rankscope_server.analysis.following import newest_block, read_others
+from rankscope_server.analysis.keeping import Keeper
 from rankscope_server.analysis.notable_lines import notable_lines, usual_lines
 from rankscope_server.analysis.shedding import Load, Shedding
 from rankscope_server.analysis.state import RunState
@@ -34,7 +36,8 @@ from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.ingest.intake import Intake
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
-from rankscope_server.store.deletion import find_deletion
+from rankscope_server.store.analysis_states import forget, forget_ended
+from rankscope_server.store.deletion import OVER, find_deletion
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.leases import Held, LeaseLostError, Leases
 from rankscope_server.store.locks import of_run
@@ -91,6 +94,7 @@ class LiveRun:
     outcome: Outcome = field(default_factory=Outcome)
     failure: str = ""
     failure_logged: float = 0.0
+    keeper: Keeper = field(default_factory=Keeper)
 
     def check(self, connection: sa.Connection) -> None:
         """Raise LeaseLostError where another process looks at it now."""
@@ -101,6 +105,7 @@ class LiveRun:
     def set_aside(self, lease: Held | None) -> None:
         """Forget what was known under another lease, or none: the store knows more by now."""
         self.state, self.load, self.outcome, self.failure = None, None, Outcome(), ""
+        self.keeper = Keeper()
         self.waiting.clear()
         self.waiting_events = self.waiting_bytes = 0
         self.lease, self.is_elsewhere = lease, lease is None
@@ -135,6 +140,7 @@ class AnalysisLoop:
 
     def start(self) -> None:
         """Take up the runs that were live when the server ended, and begin to look."""
+        self._writer.run(forget_ended)
         self._take_up_live_runs()
         self._thread.start()
 
@@ -263,6 +269,7 @@ class AnalysisLoop:
             is_behind = self._intake.own_delay_seconds() > BEHIND_SECONDS
             most = _MAX_PAUSE_BEHIND_SECONDS if is_behind else _MAX_PAUSE_SECONDS
             due = ended + max(min(4.0 * (ended - began), most), self._settings.look_seconds)
+        self._keep_all()
 
     def _take_many(self) -> None:
         """Give what waits of runs that send much to their tables."""
@@ -319,14 +326,18 @@ class AnalysisLoop:
 
     def _forget_silent_runs(self) -> None:
         now = time.monotonic()
-        silent = []
+        silent, over = [], []
         with self._lock:
             for run_id, run in list(self._runs.items()):
                 age = now - run.last_news
-                over = run.outcome.status in {"ended", "failed"} and age > _OVER_SECONDS
-                if over or age > self._settings.forget_after_seconds:
+                if run.outcome.status in OVER and age > _OVER_SECONDS:
+                    over.append(run_id)
+                elif age > self._settings.forget_after_seconds:
                     silent.append(run_id)
-        for run_id in silent:
+        for run_id in over:
+            with self._guarded(run_id, self._runs[run_id]):
+                self._writer.run(partial(forget, run_id=run_id), lock=of_run(run_id))
+        for run_id in (*silent, *over):
             self.forget(run_id)
 
     def _look(self, run_id: str, run: LiveRun) -> None:
@@ -371,6 +382,21 @@ class AnalysisLoop:
             if stored.changed:
                 self._broker.publish(f"run:{run_id}", stored.changed, None)
                 self._broker.publish("runs", {"runs"}, None)
+            if run.keeper.is_due and look.status not in OVER:
+                self._keep(run_id, run)
+
+    def _keep(self, run_id: str, run: LiveRun) -> None:
+        if run.state is not None:
+            run.keeper.store(
+                run_id, run.state, run.last_batch, self._writer, self._reader, run.check
+            )
+
+    def _keep_all(self) -> None:
+        """Store the state of each live run before this process ends: the next one reads on."""
+        for run_id, run in list(self._runs.items()):
+            if run.keeper.is_worth_it and run.outcome.status not in OVER and not run.is_elsewhere:
+                with self._guarded(run_id, run):
+                    self._keep(run_id, run)
 
     @contextmanager
     def _guarded(self, run_id: str, run: LiveRun) -> Iterator[None]:
@@ -418,8 +444,10 @@ class AnalysisLoop:
                 else:
                     state.apply_chunk(part.chunk, part.columns, part.calls)
             run.last_batch = fed.batch_id
+            run.keeper.num_new += 1
         if others:
             run.last_batch = newest
+            run.keeper.num_new += len(others)
         return state
 
     def _read_others(
@@ -451,12 +479,20 @@ class AnalysisLoop:
 
     def _read_again(self, run_id: str, run: LiveRun, state: RunState) -> None:
         with self._reader.connect() as connection:
-            run.last_batch = newest_batch(connection, run_id)
             run.last_block = newest_block(connection, run_id)
+            known = run.keeper.find(connection, run_id)
+            after = 0
+            if known is not None:
+                empty, (state, after) = state, known
+                with self._lock:  # what is fed to it waits; unless it was given up meanwhile
+                    run.state = state if run.state is empty else None
+            run.last_batch = max(newest_batch(connection, run_id), after)
             state.earlier = earlier_runs(connection, run_id)
             state.usual_lines = usual_lines(connection, state.earlier)
             horizon = self._clock() - int(self._settings.replay_hours * 3600e9)
-            replay(connection, run_id, state, run.last_batch, horizon)
+            run.keeper.num_new += replay(
+                connection, run_id, state, run.last_batch, horizon, after=after
+            )
             for line in notable_lines(connection, run_id):
                 state.apply_record(line)
 
@@ -467,6 +503,7 @@ class AnalysisLoop:
             run.failure, run.failure_logged = text, now
             log.error("the analysis of %s failed", run_id, exc_info=error)
         run.state = None  # what raised may have left it half changed: read it again
+        run.keeper.may_read = False
         run.outcome = Outcome()  # the store will hold something else than the last look found
 
         def work(unit: Any) -> None:

@@ -110,7 +110,20 @@ class AttemptState:
         self._num_waiting = 0
         self._waiting_timed: list[Collectives] = []  # that clocks of ranks of a host have not yet
         self._seen_ns: dict[int, int] = {}  # host's clock: newest time of anything of a rank
-        self._takers: dict[type, Callable[[Any], None]] = {
+        self._takers = self._takers_by_type()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out when ranks were heard: another process has not heard them since."""
+        state = self.__dict__ | {"heard_ns": {}, "results": [], "is_news": True}
+        del state["_takers"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._takers = self._takers_by_type()
+
+    def _takers_by_type(self) -> dict[type, Callable[[Any], None]]:
+        return {
             RankEnded: self._end,
             GroupDefined: self._group,
             ErrorRaised: self._error,

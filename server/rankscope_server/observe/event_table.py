@@ -10,6 +10,7 @@ that end earliest are dropped, up to half of all: what is asked for are the newe
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ MAX_BYTES = 128 << 20
 _BYTES_PER_CHUNK = 300  # beside what it holds
 _ROWS_AT_ONCE = 200_000  # that are made of chunks: what is unpacked takes twice as much as a row
 _BLOCK = 1024  # steps
+_CHUNKS_JOINED = 128
 _NS_PER_MS = np.float32(1e6)
 _TYPES: dict[str, Any] = {
     "rank": np.int32,
@@ -82,6 +84,28 @@ class EventTable:
         self._words: dict[str, dict[str, int]] = {name: {} for name in _WORDS}
         self._rows_of_step: dict[int, Array] = {}  # by block of steps
         self._seen: dict[int, Array] = {}  # block -> ranks x steps: is there a row
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Join the bytes of chunks: a block of them is the same as long as all are held."""
+        blocks = [self._held[at : at + _CHUNKS_JOINED] for at in range(0, len(self._held),
+                                                                       _CHUNKS_JOINED)]  # fmt: skip
+        joined = [
+            (
+                pickle.PickleBuffer(b"".join(held.data for held in block)),
+                [(len(held.data), *held[1:]) for held in block],
+            )
+            for block in blocks
+        ]
+        return self.__dict__ | {"_held": joined}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        held: list[_Held] = []
+        for buffer, rows in state["_held"]:
+            data, at = memoryview(buffer), 0
+            for num_bytes, *rest in rows:
+                held.append(_Held(bytes(data[at : at + num_bytes]), *rest))
+                at += num_bytes
+        self.__dict__.update(state | {"_held": held})
 
     # --- writing -----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ it has not seen its waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,6 +39,7 @@ _MS = 1e-6
 _FIRST_COLUMNS, _FIRST_ROWS = 256, 8
 _PACE_STEPS = 64  # newest ones, that say how often collectives are called
 _SOME_ROWS = 64
+_BLOCK = 64  # steps whose cells are stored together
 SPECIAL = STEP_FIRST | STEP_CHECKPOINT | STEP_EVALUATION
 
 Matrix: TypeAlias = NDArray[np.float32]
@@ -54,6 +56,7 @@ SIGNALS: dict[str, tuple[str, float]] = {
     "process_cpu": ("process_cpu_ns", _MS),
 }
 METRICS: tuple[str, ...] = ("own", "duration", "blocked", "cpu", "calls", *OWN_PHASES, *SIGNALS)
+_BESIDE = ("started_ms", "flags")  # cells of another type
 _REST_ON_WAITS = ("own", "blocked", *(phase for phase in OWN_PHASES if phase != "data"))
 
 
@@ -116,6 +119,40 @@ class StepTable:
         self._noted: dict[str, NDArray[np.bool_]] = {}  # by column, until a cell changes
         self._head: dict[str, NDArray[Any]] = {}
         self._head_steps = np.zeros(0, np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is derived; cut cells where they stay the same while steps come."""
+        rows = len(self.row_of)
+        edges = [0, *(np.flatnonzero(np.diff(self.steps // _BLOCK)) + 1).tolist(), self.num_steps]
+        blocks = [
+            (
+                np.stack([self._cells[name][:rows, begin:end] for name in METRICS]),
+                *(np.ascontiguousarray(self._cells[name][:rows, begin:end]) for name in _BESIDE),
+            )
+            for begin, end in pairwise(edges)
+        ]
+        head = {name: cells for name, cells in self._head.items() if name in (*METRICS, *_BESIDE)}
+        changed = {"_steps": self.steps.copy(), "_head": head, "_noted": {}, "reference": None}
+        return self.__dict__ | changed | {"_cells": blocks, "clean_columns": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["capacity"])  # type: ignore[misc]
+        empty, room = self._cells, len(self._steps)
+        self.__dict__.update(state)
+        while room < self.num_steps:
+            room *= 2
+        shape = max(len(self.row_of), _FIRST_ROWS), room
+        self._steps = np.pad(state["_steps"], (0, room - self.num_steps))
+        self._cells = {
+            name: np.full(shape, _blank(cells), cells.dtype) for name, cells in empty.items()
+        }
+        begin = 0
+        for metrics, *beside in state["_cells"]:
+            end = begin + metrics.shape[2]
+            for name, cells in (*zip(METRICS, metrics, strict=True),
+                                *zip(_BESIDE, beside, strict=True)):  # fmt: skip
+                self._cells[name][: len(cells), begin:end] = cells
+            begin = end
 
     # --- reading -----------------------------------------------------------------------------
 

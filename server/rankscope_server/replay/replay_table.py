@@ -33,6 +33,9 @@ class ReplayTable:
         self.events = EventTable()
         self.kept: dict[Hashable, Any] = {}  # what was made, by what it rests on
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"kept": {}}
+
     def newest(
         self,
         steps: StepTable,

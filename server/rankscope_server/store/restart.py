@@ -15,7 +15,9 @@ from rankscope.wire.schema import AnyRecord, Chunk
 from rankscope_server.store import tables
 from rankscope_server.store.packing import unpack
 
-MAX_COLLECTIVES = 4_000_000  # a few seconds of work
+# Of a kind the newest, seconds of work: tables of collectives hold no more, those of steps 4,096 of
+# 1,024 ranks.
+MOST_EVENTS = {"collectives": 4_000_000, "steps": 1 << 22}
 _ROWS_AT_ONCE = 500
 _decode_records = msgspec.msgpack.Decoder(list[AnyRecord]).decode
 _decode_state = msgspec.json.Decoder(schema.RankState).decode
@@ -39,18 +41,24 @@ def newest_batch(connection: sa.Connection, run_id: str) -> int:
 
 
 def replay(
-    connection: sa.Connection, run_id: str, state: Replayed, newest: int, horizon_ns: int
-) -> None:
+    connection: sa.Connection,
+    run_id: str,
+    state: Replayed,
+    newest: int,
+    horizon_ns: int,
+    *,
+    after: int = 0,
+) -> int:
     """Apply all records, and the chunks received since `horizon_ns`; then where each rank is.
 
-    Stops at the batch `newest`: later ones are on their way in memory. Of collectives the newest
-    are enough: tables of them hold no more, and to read hours of them again takes as long.
+    Begins `after` a batch, and stops at the batch `newest`: later ones are on their way in memory.
+    Of collectives and steps the newest are enough: to read hours of them again takes as long.
 
     Log lines are not replayed (see `notable_lines`); of the states of a rank only the newest is
-    stored.
+    stored. Returns how many batches there are.
     """
     batches = tables.batch.c
-    mine = (batches.run_id == run_id) & (batches.id <= newest)
+    mine = (batches.run_id == run_id) & (batches.id <= newest) & (batches.id > after)
     journals = connection.execute(
         sa.select(batches.id, batches.records)
         .where(mine, batches.records.is_not(None))
@@ -63,10 +71,17 @@ def replay(
     chunks: Iterator[tuple[int, sa.Row[Any]]] = (
         iter(())
         if first is None
-        else _chunks(connection, run_id, tables.chunk.c.batch_id.between(int(first), newest))
+        else _chunks(
+            connection,
+            run_id,
+            tables.chunk.c.batch_id.between(int(first), newest),
+            ("collectives",) if after else tuple(MOST_EVENTS),
+        )
     )
     _apply(state, journals, chunks)
     replay_states(connection, run_id, state)
+    count = sa.select(sa.func.count()).select_from(tables.batch).where(mine)
+    return int(connection.scalar(count) or 0)
 
 
 def _apply(
@@ -117,16 +132,25 @@ def chunk_of_row(row: sa.Row[tuple[object, ...]]) -> Chunk:
 
 
 def _chunks(
-    connection: sa.Connection, run_id: str, of_batches: sa.ColumnElement[bool]
+    connection: sa.Connection,
+    run_id: str,
+    of_batches: sa.ColumnElement[bool],
+    limited: Collection[str] = ("collectives",),
 ) -> Iterator[tuple[int, sa.Row[Any]]]:
-    """Yield the chunks of some batches with the number of their batch, in order."""
+    """Yield the chunks of some batches with the number of their batch, in order.
+
+    Those of a kind that is `limited` are of its newest events.
+    """
     table = tables.chunk
     rows = connection.execute(
         sa.select(table)
         .where(
             table.c.run_id == run_id,
             of_batches,
-            (table.c.kind != "collectives") | (table.c.id >= _first_counted(connection, run_id)),
+            *(
+                (table.c.kind != kind) | (table.c.id >= _first_counted(connection, run_id, kind))
+                for kind in limited
+            ),
         )
         .order_by(table.c.batch_id, table.c.id)
         .execution_options(yield_per=_ROWS_AT_ONCE)
@@ -135,18 +159,18 @@ def _chunks(
         yield row.batch_id, row
 
 
-def _first_counted(connection: sa.Connection, run_id: str) -> int:
-    """Return the first chunk of collectives that is among the newest `MAX_COLLECTIVES` events."""
+def _first_counted(connection: sa.Connection, run_id: str, kind: str) -> int:
+    """Return the first chunk of a kind that is among those of its newest events."""
     table, events, first = tables.chunk.c, 0, 0
     rows = connection.execute(
         sa.select(table.id, table["count"])
-        .where(table.run_id == run_id, table.kind == "collectives")
+        .where(table.run_id == run_id, table.kind == kind)
         .order_by(table.id.desc())
-        .limit(MAX_COLLECTIVES)
+        .limit(MOST_EVENTS[kind])
     )
     for chunk_id, count in rows:
         first, events = int(chunk_id), events + int(count)
-        if events >= MAX_COLLECTIVES:
+        if events >= MOST_EVENTS[kind]:
             break
     rows.close()
     return first

@@ -724,6 +724,27 @@ saved_view = sa.Table(
     sqlite_autoincrement=True,
 )
 
+# --- what the analysis of a live run knows: a restarted server reads on from there
+
+analysis_state = sa.Table(
+    "analysis_state",
+    metadata,
+    _run_key(),
+    sa.Column("code", sa.String(64), nullable=False),  # that wrote it: another one reads all again
+    _number("last_batch"),  # all up to this one are in it
+    _number("saved_ns"),
+    _text("parts", "[]"),  # JSON: digests of its large arrays, in their order
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
+analysis_part = sa.Table(
+    "analysis_part",
+    metadata,
+    _run_key(),
+    sa.Column("digest", sa.String(64), primary_key=True),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
 # --- several server processes on one database: which of them are up, and which does what
 
 server = sa.Table(
