@@ -18,7 +18,7 @@ from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
 PAUSE_SECONDS = 60.0
-_COST_RATIO = 100.0  # pauses are so many times as long as it takes: a hundredth of a core at most
+_COST_RATIO = 100.0  # of the pause to the time it takes: a hundredth of a core at most
 MIN_BATCHES = 64  # fewer are read again in a moment
 
 

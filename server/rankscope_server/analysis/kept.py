@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 import rankscope.wire
-import rankscope_server
 from rankscope_server.analysis.state import RunState
 from rankscope_server.store.packing import pack, pack_array, unpack, unshuffled
 
@@ -111,7 +110,7 @@ def read(data: bytes, parts: Iterable[bytes]) -> RunState:
 @functools.cache
 def code_digest() -> str:
     """Return what changes with the code that a state is made by and for."""
-    server = Path(rankscope_server.__file__).parent
+    server = Path(__file__).parents[1]
     files = [server / "call_shapes.py", *Path(rankscope.wire.__file__).parent.rglob("*.py")]
     for room in _ROOMS:
         files += (server / room).rglob("*.py")
