@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,42 @@ def test_many_events_reach_the_tables_before_the_next_look(
     assert sorted(chunk.rank for chunk in script.states[-1].chunks) == [0, 1]
     assert len(script.looks) == 1
     assert live.news_since is not None  # no look has seen it
+
+
+def test_a_run_that_nothing_comes_from_is_looked_at_less_and_less_often(
+    script: Script, run: Sender, look: Callable[[], None]
+) -> None:
+    """Its silence is found in time: a tenth of it later at most, and half a minute."""
+    look()
+    (live,) = run_of(look).values()
+    now = live.last_news
+    looks = []
+    for seconds in range(1, 1_000):
+        if live.is_due(now + seconds):
+            looks.append(seconds)
+            live.looked = now + seconds
+    assert looks[:10] == list(range(1, 11))
+    assert all(
+        later - before <= max(1, min(later / 10 + 1, 30)) for before, later in pairwise(looks)
+    )
+    assert len(looks) < 80
+    run.send(chunks=[steps_of(rank=0)])
+    assert live.is_due(live.looked + 1)
+
+
+def test_the_loop_itself_leaves_quiet_runs_alone(
+    script: Script, run: Sender, look: Callable[[], None]
+) -> None:
+    look()
+    analysis: analysis_loop.AnalysisLoop = look.__self__  # type: ignore[attr-defined]
+    (live,) = run_of(look).values()
+    live.last_news -= 100.0
+    count = len(script.looks)
+    analysis.look_now(is_every_run=False)
+    assert len(script.looks) == count
+    run.send(chunks=[steps_of(rank=0)])
+    analysis.look_now(is_every_run=False)
+    assert len(script.looks) == count + 1
 
 
 def run_of(look: Callable[[], None]) -> dict[str, analysis_loop.LiveRun]:

@@ -54,6 +54,8 @@ MAX_WAITING_BYTES = 256 << 20
 FAILURE_LOG_SECONDS = 60.0
 _MAX_PAUSE_SECONDS, _MAX_PAUSE_BEHIND_SECONDS = 2.0, 10.0
 _DECIDE_SECONDS = 1.0
+# Of the time since the last news: how late a look may find that there are none.
+_QUIET_SHARE, _MAX_QUIET_PAUSE_SECONDS = 0.1, 30.0
 BEHIND_SECONDS = 3.0  # a delay of less is no news: looks are a second apart
 _BYTES_PER_RECORD = 1_000  # about what a decoded one takes
 # A run that another process looks at, and of which nothing is heard for so long, may be over. That
@@ -96,6 +98,16 @@ class LiveRun:
     failure_logged: float = 0.0
     keeper: Keeper = field(default_factory=Keeper)
 
+    def is_due(self, now: float) -> bool:
+        """Return whether a look may find something else; `now` is of the monotonic clock.
+
+        Without news it is only later than before: the longer nothing came, the less that is.
+        """
+        if self.news_since is not None or self.seeing_since is not None:
+            return True
+        pause = min(_QUIET_SHARE * (now - self.last_news), _MAX_QUIET_PAUSE_SECONDS)
+        return now - self.looked >= pause
+
     def check(self, connection: sa.Connection) -> None:
         """Raise LeaseLostError where another process looks at it now."""
         if self.lease is None:
@@ -105,7 +117,7 @@ class LiveRun:
     def set_aside(self, lease: Held | None) -> None:
         """Forget what was known under another lease, or none: the store knows more by now."""
         self.state, self.load, self.outcome, self.failure = None, None, Outcome(), ""
-        self.keeper = Keeper()
+        self.keeper, self.looked = Keeper(), 0.0
         self.waiting.clear()
         self.waiting_events = self.waiting_bytes = 0
         self.lease, self.is_elsewhere = lease, lease is None
@@ -231,8 +243,8 @@ class AnalysisLoop:
             self._runs.pop(run_id, None)
         self._leases.release(_lease_of(run_id))
 
-    def look_now(self) -> None:
-        """Look once at every live run; for tests and for the thread."""
+    def look_now(self, *, is_every_run: bool = True) -> None:
+        """Look once at every live run, or at those where that may find something else."""
         if self._leases.is_shared:
             self._learn_of_runs()
         self._lag_seconds = 0.0
@@ -240,7 +252,9 @@ class AnalysisLoop:
             if self._stop.is_set():
                 return
             run = self._runs.get(run_id)
-            if run is not None and self._is_ours(run_id, run):  # None: it was deleted meanwhile
+            if run is None or not self._is_ours(run_id, run):  # None: it was deleted meanwhile
+                continue
+            if is_every_run or run.is_due(time.monotonic()):
                 self._look(run_id, run)
         self._forget_silent_runs()
         self._looked = time.monotonic()
@@ -262,7 +276,7 @@ class AnalysisLoop:
                 if self._intake.own_delay_seconds() > BEHIND_SECONDS:
                     self._shed()
                 continue
-            self.look_now()
+            self.look_now(is_every_run=False)
             ended = time.monotonic()
             # Looks take a fifth of the time, while findings stay a few seconds young; where batches
             # wait for this server findings wait first.
