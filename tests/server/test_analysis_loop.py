@@ -347,6 +347,31 @@ def test_a_run_that_fell_behind_is_read_again(
     assert [record.name for record in script.states[-1].records] == [f"e{n}" for n in range(9)]
 
 
+def test_what_waits_is_bounded_over_all_runs(
+    script: Script,
+    look: Callable[[], None],
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run of which most waits is read again; the others are not."""
+    senders = {name: Sender(client, name) for name in ("little", "much")}
+    for sender in senders.values():
+        sender.send(schema.Event(attempt=0, rank=0, time_ns=NOW, name="e0"))
+    look()
+    monkeypatch.setattr(analysis_loop, "MAX_WAITING_BYTES", 4_500)
+    runs = run_of(look)
+    for number in range(1, 6):
+        if number < 3:
+            senders["little"].send(schema.Event(attempt=0, rank=0, time_ns=NOW, name="one"))
+        senders["much"].send(schema.Event(attempt=0, rank=0, time_ns=NOW, name=f"e{number}"))
+        assert sum(run.waiting_bytes for run in runs.values()) <= 4_500
+    assert len(runs["little"].waiting) == 2
+    assert runs["much"].state is None
+    look()
+    assert [state.run_id for state in script.states] == ["little", "much", "much"]
+    assert [record.name for record in script.states[-1].records] == [f"e{n}" for n in range(6)]
+
+
 def test_every_field_of_a_finding_is_shown() -> None:
     """A field that a detector learns to fill must not be lost on its way to the page."""
     missing = {field.name for field in dataclasses.fields(Finding)} - {"key"}

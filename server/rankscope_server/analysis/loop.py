@@ -45,8 +45,8 @@ from rankscope_server.store.restart import newest_batch, replay
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
-# What waits in memory for a look at a run. Beyond the first bound chunks wait as they came, and are
-# decoded when it is their turn; beyond the second the run is read again from the store.
+# What waits in memory for looks, of all runs. Beyond the first bound chunks wait as they came, and
+# are decoded when it is their turn; beyond the second the run with most is read from the store.
 MAX_WAITING_EVENTS = 1_000_000  # some 180 MB of columns
 # As many go to the tables before the next look: they would only wait for it.
 _MANY_EVENTS = 200_000
@@ -114,12 +114,17 @@ class LiveRun:
             raise LeaseLostError("the lease of this run was given up")
         self.lease.check(connection)
 
-    def set_aside(self, lease: Held | None) -> None:
-        """Forget what was known under another lease, or none: the store knows more by now."""
-        self.state, self.load, self.outcome, self.failure = None, None, Outcome(), ""
-        self.keeper, self.looked = Keeper(), 0.0
+    def read_later(self) -> None:
+        """Forget what waits and what is known: the store holds both."""
+        self.state = None
         self.waiting.clear()
         self.waiting_events = self.waiting_bytes = 0
+
+    def set_aside(self, lease: Held | None) -> None:
+        """Forget what was known under another lease, or none: the store knows more by now."""
+        self.read_later()
+        self.load, self.outcome, self.failure = None, Outcome(), ""
+        self.keeper, self.looked = Keeper(), 0.0
         self.lease, self.is_elsewhere = lease, lease is None
         if lease is None:
             self.news_since = self.seeing_since = None
@@ -217,17 +222,16 @@ class AnalysisLoop:
                 return
             num_events = sum(part.chunk.count for part in chunks)
             fed = Fed(batch_id, records, chunks, num_events, sum(len(p.chunk.data) for p in chunks))
-            if run.waiting_events + num_events > MAX_WAITING_EVENTS:
+            waiting = sum(known.waiting_events for known in self._runs.values())
+            if waiting + num_events > MAX_WAITING_EVENTS:
                 fed.chunks, fed.num_events = [part.chunk for part in chunks], 0
             run.waiting.append(fed)
             run.waiting_events += fed.num_events
             run.waiting_bytes += fed.num_bytes + _BYTES_PER_RECORD * len(records)
             if run.waiting_events > _MANY_EVENTS:
                 self._many_wait.set()
-            if run.waiting_bytes > MAX_WAITING_BYTES:
-                run.state = None
-                run.waiting.clear()
-                run.waiting_events = run.waiting_bytes = 0
+            while sum(known.waiting_bytes for known in self._runs.values()) > MAX_WAITING_BYTES:
+                max(self._runs.values(), key=lambda known: known.waiting_bytes).read_later()
 
     def heard(self, run_id: str) -> None:
         """Take note that another process stored something of a run; the next look reads it."""
