@@ -1954,6 +1954,7 @@ export interface RuleRow {
   channels: number[];
   is_enabled: boolean;
   is_from_file: boolean;
+  never: string;
 }
 
 /** All rules. */

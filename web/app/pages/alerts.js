@@ -267,6 +267,7 @@ function RuleList({ rules, channels, act }) {
             null,
             t.span({ class: 'strong' }, one.name),
             t.p({ class: 'note' }, one.is_from_file ? FROM_FILE : '', ruleText(one, channels)),
+            one.never ? t.p({ class: 'note' }, one.never) : null,
           ),
           one.is_from_file
             ? null
@@ -277,7 +278,7 @@ function RuleList({ rules, channels, act }) {
                     type: 'button',
                     class: 'button small',
                     onClick: () => {
-                      const { id, is_from_file: _, ...body } = one;
+                      const { id, is_from_file: _, never: __, ...body } = one;
                       act('PUT', `rules/${id}`, 'Rule changed', { ...body, is_enabled: !one.is_enabled });
                     },
                   },

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from rankscope_server.alerts import store
 from rankscope_server.alerts.channels import place_of, shown
 from rankscope_server.alerts.message import Message
+from rankscope_server.alerts.rules import OnDisk
 from rankscope_server.alerts.store import StoredChannel, StoredRule
 from rankscope_server.answers import Capped, capped, of_row, to_ms
 from rankscope_server.api.alerts.schema import (
@@ -78,15 +79,20 @@ def _messages(connection: sa.Connection, ids: list[int]) -> dict[int, dict[str, 
 
 def rules(connection: sa.Connection) -> Rules:
     """Return all rules."""
-    return Rules(rules=[_rule(one) for one in store.rules(connection)])
+    return Rules(rules=[_rule(connection, one) for one in store.rules(connection)])
 
 
 def rule(connection: sa.Connection, rule_id: int) -> RuleRow:
     """Return one rule. Raises Problem 404."""
     for one in store.rules(connection):
         if one.id == rule_id:
-            return _rule(one)
+            return _rule(connection, one)
     raise no_rule(rule_id)
+
+_DATABASE_DISK = (
+    "never here: the disk is that of the database, which this server does not see; "
+    "watch it where PostgreSQL runs"
+)
 
 
 def no_rule(rule_id: int) -> Exception:
@@ -94,9 +100,11 @@ def no_rule(rule_id: int) -> Exception:
     return not_found(f"no rule {rule_id}", "see /api/v1/alerts/rules", "id")
 
 
-def _rule(one: StoredRule) -> RuleRow:
+def _rule(connection: sa.Connection, one: StoredRule) -> RuleRow:
+    is_blind = isinstance(one.rule.when, OnDisk) and connection.dialect.name != "sqlite"
     return RuleRow(
         id=one.id, name=one.name, is_from_file=one.is_from_file,
+        never=_DATABASE_DISK if is_blind else "",
         **msgspec.structs.asdict(one.rule),
     )  # fmt: skip
 

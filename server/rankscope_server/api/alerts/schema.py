@@ -56,6 +56,7 @@ class RuleRow(Schema, frozen=True):
     channels: list[int]
     is_enabled: bool
     is_from_file: bool  # of the server: it can be changed there alone
+    never: str  # why it can open no alert on this server; else empty
 
 
 class Rules(Schema, frozen=True):
