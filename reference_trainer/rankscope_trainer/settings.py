@@ -160,7 +160,9 @@ class Settings:
     )
 
     reduce_with: str = _setting(
-        "ring", "ring: who adds up, our ring or the library.", choices=("ring", "library")
+        "ring",
+        "ring: what adds up, our ring, our tree or the library.",
+        choices=("ring", "tree", "library"),
     )
     average_every: int = _setting(
         4, "local_sgd: steps between two averages of the weights.", minimum=1

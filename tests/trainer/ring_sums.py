@@ -1,4 +1,4 @@
-"""Reduce known numbers by the ring and by the library; write what came out and what was sent.
+"""Reduce known numbers by the ring, the tree and the library; write what came out and was sent.
 
 Usage: torchrun ... ring_sums.py FOLDER
 """
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rankscope_trainer.strategies.ring import padded_length, ring_all_reduce
+from rankscope_trainer.strategies.tree import tree_all_reduce
 
 LENGTH = 1001  # not a multiple of 2, 3 or 4
 
@@ -36,14 +37,13 @@ if __name__ == "__main__":
     counter = Counter()
     counter.install()
     sums = {}
+    ways = {"ring": ring_all_reduce, "library": dist.all_reduce, "tree": tree_all_reduce}
     for is_whole in (True, False):
-        ring = numbers(rank, num_ranks, is_whole=is_whole)
-        library = ring.clone()
-        counter.step += 1
-        ring_all_reduce(ring)
-        counter.step += 1
-        dist.all_reduce(library)
-        sums[f"ring {is_whole}"], sums[f"library {is_whole}"] = ring, library
+        for name, all_reduce in ways.items():
+            flat = numbers(rank, num_ranks, is_whole=is_whole)
+            counter.step += 1
+            all_reduce(flat)
+            sums[f"{name} {is_whole}"] = flat
     torch.save(sums, folder / f"sums-{rank}.pt")
     (folder / f"operations-{rank}.json").write_text(json.dumps(counter.by_step))
     dist.destroy_process_group()

@@ -14,15 +14,16 @@ ranks whose gradients a piece holds the sum of; `*` is all of them. Three ranks:
     gather: what arrives replaces; after N - 1 more steps each rank holds all of them
            rank 0    *         *         *
 
-So a rank sends 2 (N - 1) messages of 1/N of the gradient: 2 (N - 1) / N times its size, almost the
-same for 4 ranks as for 4000. No all_reduce can send less, for each rank must hand out what only it
-knows and receive what only the others know (Patarasuk and Yuan, 2009). Gathering all at one rank
-costs that rank N - 1 times the size, and again to hand it out. What a ring pays is time: its steps
-wait for each other, so for small gradients 2 (N - 1) delays count more than the bytes.
+So a rank sends 2 (N - 1) messages of 1/N of the gradient: 2 (N - 1) / N times its size, 1.50 of it
+for 4 ranks and 2.00 for 4000. Where ranks alone add up no all_reduce sends less, for each must hand
+out what only it knows and receive what only the others know (Patarasuk and Yuan, 2009); a switch
+that adds up on the way needs the size once. Gathering all at one rank costs that rank N - 1 times
+the size, and again to hand it out. What a ring pays is time: its steps wait for each other, so for
+small gradients 2 (N - 1) delays count more than the bytes, and a tree (`tree.py`) is quicker.
 
 A piece is finished on one rank and only copied by the others, so all ranks get the same bits.
-`--reduce-with library` lets the library's all_reduce do the same work instead. The loss equals
-that of a single process up to the order of sums.
+`--reduce-with tree` adds up by a tree instead, `--reduce-with library` by the library's all_reduce.
+The loss equals that of a single process up to the order of sums.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from rankscope_trainer.strategies.strategy import (
     build_model,
     build_optimizer,
 )
+from rankscope_trainer.strategies.tree import tree_all_reduce
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
@@ -61,7 +63,9 @@ class Ring(Strategy):
         self.writes_losses = world.rank == 0
         self.model = build_model(settings).to(world.device)
         self.optimizer = build_optimizer(settings, self.model)
-        self._all_reduce = ring_all_reduce if settings.reduce_with == "ring" else dist.all_reduce
+        self._all_reduce = {
+            "ring": ring_all_reduce, "tree": tree_all_reduce, "library": dist.all_reduce,
+        }[settings.reduce_with]  # fmt: skip
 
     def train_batch(self, batch: Sample) -> Tensor:
         """Accumulate this rank's gradient, then replace it by the mean over all ranks."""

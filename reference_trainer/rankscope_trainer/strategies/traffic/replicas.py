@@ -24,6 +24,7 @@ from rankscope_trainer.strategies.traffic.message import (
     each_step,
     is_saved,
 )
+from rankscope_trainer.strategies.tree import ROOT, children
 from rankscope_trainer.strategies.uneven import last_steps
 
 DDP_BROADCAST_BYTES = 250 * MIB  # `broadcast_bucket_size` of DistributedDataParallel
@@ -178,13 +179,19 @@ def _num_bytes(parameters: Sequence[Parameter]) -> int:
 
 
 def ring(settings: Settings, rank: int, world_size: int, resumed_after: int) -> dict[int, Traffic]:
-    """Return what a rank of the ring sends: the gradient, in as many pieces as there are ranks."""
+    """Return what a rank sends: the gradient, in as many pieces as there are ranks, or whole.
+
+    In a tree as often as it has neighbours there: once up, and once down.
+    """
     numbers = padded_length(sum(p.numel() for p in build_model(settings).parameters()), world_size)
     num_bytes = numbers * FLOAT32_BYTES
     pieces = 2 * (world_size - 1)
     training = Traffic(
         {Message(name, num_bytes // world_size): pieces for name in ("send", "recv")}
     )
+    if settings.reduce_with == "tree":
+        neighbours = len(children(rank, world_size)) + (rank != ROOT)
+        training = Traffic({Message(name, num_bytes): neighbours for name in ("send", "recv")})
     if settings.reduce_with == "library":
         training = Traffic([Message("all_reduce", num_bytes)])
     return each_step(settings, resumed_after, training)
