@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.server.seed import seed_run, wait_until_judged
-from tests.web.accessibility import violations
-from tests.web.conftest import HEALTHY, SLOW, SLOW_FROM, SLOW_RANK, STEPS, Watched, serving
+from tests.web.accessibility import check_sizes_and_themes, violations
+from tests.web.conftest import HEALTHY, SLOW, SLOW_FROM, SLOW_RANK, STEPS, Site, Watched, serving
 
 pytestmark = pytest.mark.browser
+WIDTHS = (420, 720, 1440, 2560)
 VISIBLE = 10.0  # CIELAB distance that an eye does not miss
 # Each lane's middle row of pixels, as the canvas holds it.
 READ_LANES = """() => {
@@ -125,17 +127,140 @@ def test_a_click_pins_the_cell_and_its_address_restores_it(
     again.check()
 
 
-def test_dragging_zooms_and_back_undoes_it(open_page: Callable[..., Watched]) -> None:
-    page = open_page(f"runs/{SLOW}/ranks").page
+def drag(page: Any, begin: tuple[float, float], end: tuple[float, float]) -> None:
+    """Drag over the map, from and to a share of its width and a height of the page."""
     box = page.locator(".plotregion").bounding_box()
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + box["width"] * 0.25, y)
+    page.mouse.move(box["x"] + box["width"] * begin[0], begin[1])
     page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.5, y, steps=4)
+    page.mouse.move(box["x"] + box["width"] * end[0], end[1], steps=4)
     page.mouse.up()
+
+
+def middle(page: Any, rank: int) -> float:
+    name = page.get_by_text(f"Rank {rank}", exact=True)
+    lane = page.locator(".gutter .lanename").filter(has=name).bounding_box()
+    return float(lane["y"] + lane["height"] / 2)
+
+
+def test_dragging_over_the_throughput_zooms_and_back_undoes_it(
+    open_page: Callable[..., Watched],
+) -> None:
+    page = open_page(f"runs/{SLOW}/ranks").page
+    y = page.locator(".plotregion").bounding_box()["y"] + 20
+    drag(page, (0.25, y), (0.5, y))
     page.wait_for_url("**/ranks?steps=76-15*")
     page.go_back()
     page.wait_for_url("**/ranks")
+
+
+def selected(page: Any) -> tuple[str, int, int]:
+    """Return the ranks and steps in the address."""
+    found = re.search(r"[?&]area=([\d,-]+)@(\d+)-(\d+)", page.url)
+    assert found, page.url
+    return found[1], int(found[2]), int(found[3])
+
+
+def test_dragging_over_lanes_selects_them_and_a_link_shows_the_same(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page(f"runs/{SLOW}/ranks")
+    page = watched.page
+    drag(page, (0.5, middle(page, 4)), (0.75, middle(page, 6)))
+    page.locator(".areatext").wait_for()
+    ranks, lo, hi = selected(page)
+    assert (ranks, lo in range(149, 153), hi in range(224, 228)) == ("4-6", True, True)
+    answer = site.ask(f"runs/{SLOW}/selection?ranks=4-6&from={lo}&to={hi}")
+    assert page.locator(".areatext").inner_text() == answer["text"]
+    assert f"rank {SLOW_RANK} is 1.4" in answer["text"]
+    page.locator("[aria-live=polite]", has_text="Ranks 4-6").first.wait_for()
+    again = open_page(page.url.removeprefix(f"{watched.origin}/"))
+    again.page.locator(".areatext").wait_for()
+    assert again.page.locator(".areatext").inner_text() == answer["text"]
+    box, map_box = (
+        again.page.locator(one).first.bounding_box() for one in (".areabox", ".plotregion")
+    )
+    assert box["width"] == pytest.approx(map_box["width"] * (hi - lo + 1) / STEPS, abs=3)
+    assert box["y"] <= middle(again.page, 4) < middle(again.page, 6) <= box["y"] + box["height"]
+    again.page.get_by_role("button", name="Only the slow rank").click()
+    again.page.wait_for_url(f"**area={SLOW_RANK}@{lo}-{hi}")
+    again.page.go_back()
+    again.page.wait_for_url("**area=4-6@*")
+    again.page.keyboard.press("z")
+    again.page.wait_for_url(f"**steps={lo}-{hi}*")
+    again.page.keyboard.press("Escape")
+    again.page.wait_for_url(lambda url: "area=" not in url)
+    assert again.page.locator(".areapanel, .areabox").count() == 0
+    again.check()
+    watched.check()
+
+
+def test_shift_and_arrows_select_and_escape_gives_it_up(
+    open_page: Callable[..., Watched],
+) -> None:
+    watched = open_page(f"runs/{SLOW}/ranks?steps=101-200")
+    page = watched.page
+    page.locator(".plotregion").focus()
+    for key in ("Home", "ArrowDown", "Control+ArrowRight"):
+        page.keyboard.press(key)
+    page.locator("[aria-live=polite]", has_text="Rank 1 on node-a, step 151").wait_for()
+    for key in ("Shift+ArrowRight", "Shift+ArrowRight", "Shift+ArrowDown"):
+        page.keyboard.press(key)
+    page.wait_for_url("**area=1-2@151-153")
+    page.locator(".areatext", has_text="Ranks 1-2, steps 151-153").wait_for()
+    page.keyboard.press("Shift+ArrowUp")
+    page.wait_for_url("**area=1@151-153")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Control+Shift+ArrowRight")
+    page.wait_for_url("**area=2@153-200")
+    page.keyboard.press("Escape")
+    page.wait_for_url(lambda url: "area=" not in url)
+    assert page.locator(".plotregion").evaluate("one => one === document.activeElement")
+    watched.check()
+
+
+def test_the_lines_of_a_selection_are_those_of_its_link(open_page: Callable[..., Watched]) -> None:
+    watched = open_page(f"runs/{SLOW}/ranks?area={SLOW_RANK}@{SLOW_FROM}-{STEPS}")
+    page = watched.page
+    link = page.get_by_role("link", name="warnings or worse")
+    link.wait_for()
+    number = link.inner_text().split()[0]
+    link.click()
+    watched.settled()
+    page.locator("#verdict", has_text=re.compile(rf"^{number} of [\d,]+ lines match")).wait_for()
+    assert f"rank={SLOW_RANK}&" in page.url
+    watched.check()
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_a_selection_is_whole_at_every_width(open_page: Callable[..., Watched], theme: str) -> None:
+    watched = open_page(f"runs/{SLOW}/ranks?area=4-6@{SLOW_FROM}-{STEPS}", theme=theme)
+    watched.page.locator(".areatext").wait_for()
+    check_sizes_and_themes(watched.page, WIDTHS)
+    watched.check()
+
+
+def test_the_cursor_and_the_table_say_ratio_and_robust_z(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page(f"runs/{SLOW}/ranks?steps=101-200")
+    page = watched.page
+    page.locator(".plotregion").focus()
+    page.keyboard.press("End")
+    for _ in range(SLOW_RANK):
+        page.keyboard.press("ArrowDown")
+    said = page.locator("[aria-live=polite]", has_text=f"Rank {SLOW_RANK} on").first
+    said.wait_for()
+    cell = re.search(r"\+(\d+) % from median, robust z\s(\d+)", said.inner_text())
+    assert cell, said.inner_text()
+    usual = site.ask(f"runs/{SLOW}/map?from=101&to=200")["usual"]
+    expected = math.log2((1 + int(cell[1]) / 100) / usual["ratio"]) / usual["sigma"]
+    assert int(cell[2]) == pytest.approx(expected, abs=1)
+    page.locator(".tip", has_text=f"robust z {cell[2]}").wait_for()
+    page.keyboard.press("t")
+    first = page.locator(".maptable tbody tr").first
+    first.wait_for()
+    assert re.search(r"\+\d+ %\s+\d\d", first.inner_text())
+    watched.check()
 
 
 ORDER = re.compile("^Order of the map")

@@ -4,7 +4,7 @@
 /** @typedef {Record<string, string | number | null | undefined>} Query */
 
 /** What travels from page to page of one run. */
-export const CARRIED = ['steps', 'ranks', 'attempt', 'sel', 'order'];
+export const CARRIED = ['steps', 'ranks', 'attempt', 'sel', 'area', 'order'];
 
 /** @type {[RegExp, string][]} */
 const PLACES = [
@@ -97,6 +97,21 @@ export function readRank(text) {
 export function readCell(text) {
   const found = /^(\d+)@(\d+)$/.exec(text ?? '');
   return found ? { rank: Number(found[1]), step: Number(found[2]) } : null;
+}
+
+/** Ranks as the API takes them, and the first and last of some steps. @typedef {{ranks: string, first: number, last: number}} Area */
+
+/** "8-15,40@120-180" as ranks and steps that are selected. @param {string | undefined} text @returns {Area | null} */
+export function readArea(text) {
+  const found = /^(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)@(\d+)-(\d+)$/.exec(text ?? '');
+  if (!found) return null;
+  const [first, last] = [Number(found[2]), Number(found[3])];
+  return first >= 1 && first <= last ? { ranks: found[1], first, last } : null;
+}
+
+/** @param {Area} area */
+export function writeArea({ ranks, first, last }) {
+  return `${ranks}@${first}-${last}`;
 }
 
 /** The comparison that a query names, as an address of the API; null where the later run is not named. @param {Record<string, string>} query */

@@ -1446,6 +1446,14 @@ export interface PathPart {
   is_sure: boolean;
 }
 
+/** A phase of the selected ranks beside that of the others, without waiting for peers. */
+export interface PhaseDeviation {
+  phase: string;
+  self_ms: number;
+  others_ms: number;
+  extra_ms: number;
+}
+
 /** A rank, GPU or host that a finding names; a value for each `x`, null where not known. */
 export interface PictureLine {
   label: string;
@@ -1476,6 +1484,7 @@ export interface PinnedRow {
   host: string;
   why: string;
   max_ratio: number | null;
+  max_z: number | null;
   cells: string;
   missing: string;
 }
@@ -2096,6 +2105,61 @@ export interface SeenRun {
   budget_ratio: number | null;
 }
 
+/** Errors of one kind that selected ranks raised in these steps. */
+export interface SelectedError {
+  type: string;
+  message: string;
+  count: number;
+  num_ranks: number;
+}
+
+/** A finding that names a selected rank and holds in a selected step. */
+export interface SelectedFinding {
+  id: number;
+  what: string;
+  severity: string;
+  state: string;
+  num_named: number;
+}
+
+/** Some ranks in some steps, beside the other ranks in the same steps. */
+export interface Selection {
+  text: string;
+  ranks: string;
+  ranks_text: string;
+  num_ranks: number;
+  world_size: number;
+  step_lo: number;
+  step_hi: number;
+  hosts: string[];
+  hosts_capped: Capped | null;
+  stages: number[];
+  reference: 'other roles' | 'others' | 'own' | 'peers' | null;
+  reference_text: string;
+  ratio: number | null;
+  z: number | null;
+  is_usual: boolean | null;
+  before_ratio: number | null;
+  self_ms: number | null;
+  others_ms: number | null;
+  slow: SlowRanks | null;
+  worst: WorstCell | null;
+  phases: PhaseDeviation[];
+  common: Shared[];
+  not_known: Shared[];
+  notes: string[];
+  findings: SelectedFinding[];
+  findings_capped: Capped | null;
+  errors: SelectedError[];
+  errors_capped: Capped | null;
+  num_lines: number | null;
+  lines_are_at_least: boolean;
+  from_ms: number | null;
+  to_ms: number | null;
+  num_ranks_read: number;
+  num_steps_read: number;
+}
+
 /** How Rankscope itself is. */
 export interface ServerAnswer {
   text: string;
@@ -2133,6 +2197,19 @@ export interface SettingValue {
 /** All settings; secrets say only whether they are set. */
 export interface SettingsAnswer {
   settings: SettingValue[];
+}
+
+/** Something that every selected rank has of which it is known. */
+export interface Shared {
+  kind: 'error' | 'fact' | 'finding' | 'group' | 'host' | 'local_rank' | 'stage';
+  name: string;
+  value: string;
+  text: string;
+  num_selected: number;
+  num_unknown: number;
+  num_others: number;
+  num_others_known: number;
+  num_others_unknown: number;
 }
 
 /** The first sentence about a run, in a list of runs. */
@@ -2254,6 +2331,14 @@ export interface Slices {
   end_us: number[];
   call: number[];
   microbatch: number[];
+}
+
+/** Selected ranks that are slower than usual in these steps. */
+export interface SlowRanks {
+  ranks: string;
+  text: string;
+  count: number;
+  ratio: number;
 }
 
 /** A step near this one, by how long it took. */
@@ -2438,6 +2523,7 @@ export interface Usual {
   ratio: number;
   lo: number;
   hi: number;
+  sigma: number;
 }
 
 /** The ranks of `source` wait for those of `target`. */
@@ -2537,6 +2623,14 @@ export interface WhatIfNow {
 export interface Whoami {
   address: string;
   is_proxied: boolean;
+}
+
+/** The selected rank and step with the largest ratio, of those that were read. */
+export interface WorstCell {
+  rank: number;
+  step: number;
+  ratio: number;
+  z: number | null;
 }
 
 /** A hint of the event stream (docs/api.md, Stream). */

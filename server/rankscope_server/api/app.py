@@ -44,6 +44,7 @@ from rankscope_server.api.resources import routes as resources
 from rankscope_server.api.runs import routes as runs
 from rankscope_server.api.saved import routes as saved
 from rankscope_server.api.security import Guard
+from rankscope_server.api.selection import routes as selection
 from rankscope_server.api.server import routes as server
 from rankscope_server.api.service import Service, open_service
 from rankscope_server.api.shared_answers import SharedAnswers
@@ -61,7 +62,10 @@ ROUTERS = (
     operations.metrics_router,
     ingest.router,
     preflight.router,
-    *(part.router for part in (runs, overview, report, findings, steps, timeline, ranks)),
+    *(
+        part.router
+        for part in (runs, overview, report, findings, steps, selection, timeline, ranks)
+    ),
     *(part.router for part in (machines, logs, communication, hang, resources, compare)),
     *(part.router for part in (cost, fleet, parallelism, pictures, saved, what_if)),
     commands.router,

@@ -7,7 +7,7 @@ of a step that a rank ran twice in one attempt the later one counts, whichever c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -131,11 +131,13 @@ def read_blocks(
     step_lo: int,
     step_hi: int,
     only_attempt: int | None = None,
+    rank_blocks: Collection[int] | None = None,
 ) -> Iterator[tuple[int, dict[str, Array]]]:
     """Yield (first step, {metric: ranks by at most 64 steps}) of each stored block, in their order.
 
     Only steps `step_lo`..`step_hi` are in them; arrays of one block have one shape. Of a step that
-    several attempts ran, all metrics are those of the newest, unless one attempt is asked for.
+    several attempts ran, all metrics are those of the newest, unless one attempt is asked for. With
+    `rank_blocks` only those blocks of ranks are read; what is between them is missing.
     """
     table, attempts = tables.step_tile.c, tables.attempt.c
     num_attempts = connection.scalar(
@@ -149,6 +151,7 @@ def read_blocks(
             table.metric.in_(read),
             table.step_block.between(step_lo // BLOCK_STEPS, step_hi // BLOCK_STEPS),
             sa.true() if only_attempt is None else table.attempt == only_attempt,
+            sa.true() if rank_blocks is None else table.rank_block.in_(rank_blocks),
         )
         .order_by(table.step_block, table.attempt)
     )

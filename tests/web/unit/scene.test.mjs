@@ -2,8 +2,9 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { binFor, breaksOf, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, rankOf,
-  rankRanges, ranksTitle, ratioOf, rgb, stepAt, stretch, stretches, ticks, usualLevel, usualOf, usualWords, xOf, zoom } from '../../../web/app/charts/scene.js';
+import { binFor, breaksOf, coverage, growMarks, isNeutral, laneSummary, layout, MISSING, nearestBand, palette,
+  pixelColumns, rangesOf, rankOf, rankRanges, ranksOf, ranksTitle, ratioOf, rgb, robustZ, stepAt, stretch, stretches, ticks,
+  usualLevel, usualOf, usualWords, wholeColumns, xOf, zoom, zText } from '../../../web/app/charts/scene.js';
 
 const level = (ratio) => Math.round(127 + 127 * Math.log2(ratio));
 const USUAL = usualOf({ usual: null }).cell;
@@ -165,4 +166,33 @@ test('a lane of few ranks names all of them, one of many has its label', () => {
 test('ranks are asked for by their ranges', () => {
   assert.equal(rankRanges([7, 0, 1, 2, 9, 8]), '0-2,7-9');
   assert.equal(rankRanges([5]), '5');
+});
+
+test('a selection takes whole columns and the lanes that hold its ranks', () => {
+  const map = { step_lo: 101, step_hi: 200, bin: 8 };
+  assert.deepEqual(wholeColumns(map, 130, 110), [109, 132]);
+  assert.deepEqual(wholeColumns(map, 199, 199), [197, 200]);
+  assert.deepEqual(rangesOf('3,8-15'), [[3, 3], [8, 15]]);
+  assert.equal(coverage([8, 9], [[8, 15]]), 'all');
+  assert.equal(coverage([7, 8], [[8, 15]]), 'some');
+  assert.equal(coverage([7], [[8, 15]]), 'none');
+  const plan = layout({ rows: 4, pins: 2, strip: true, maxHeight: 100 });
+  const last = plan.bands.at(-1);
+  assert.equal(nearestBand(plan, 'row', 9_999), last);
+  assert.deepEqual([nearestBand(plan, 'row', 0).index, nearestBand(plan, 'pin', 9_999).index], [0, 1]);
+});
+
+test('a lane whose list is cut holds all ranks that follow each other', () => {
+  const cut = { ranks: [0, 1, 2], ranks_capped: { shown: 3, total: 5 }, label: 'Ranks 0-4' };
+  assert.deepEqual(ranksOf(cut), [0, 1, 2, 3, 4]);
+  assert.deepEqual(ranksOf({ ...cut, label: 'Ranks 0, 1 and 3 more' }), [0, 1, 2]);
+  assert.deepEqual(ranksOf({ ranks: [7], ranks_capped: null, label: 'Rank 7' }), [7]);
+});
+
+test('the robust z is in standard deviations of the log of a ratio', () => {
+  const map = { usual: { ratio: 1.1, lo: 1, hi: 1.2, sigma: 0.05 } };
+  assert.equal(robustZ(map, 1.1), 0);
+  assert.ok(Math.abs(robustZ(map, 1.1 * 2 ** 0.15) - 3) < 1e-9);
+  assert.deepEqual([robustZ(map, null), robustZ({ usual: null }, 2)], [null, null]);
+  assert.deepEqual([zText(-0.01), zText(3.14), zText(31.4), zText(null)], ['0.0', '3.1', '31', '–']);
 });

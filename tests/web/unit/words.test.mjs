@@ -8,7 +8,7 @@ import { fold, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { marked } from '../../../web/app/parts/querymark.js';
 import { visibleRange } from '../../../web/app/parts/range.js';
-import { carried, readCell, readPath, readRange, runPath, withQuery, writeCell } from '../../../web/app/url.js';
+import { carried, readArea, readCell, readPath, readRange, runPath, withQuery, writeArea, writeCell } from '../../../web/app/url.js';
 
 test('unknown is a dash, zero is zero', () => {
   for (const say of [count, figure, duration, percent, change, deviation, bytes]) assert.equal(say(null), '–');
@@ -74,6 +74,9 @@ test('addresses are read as they are written, also odd run ids', () => {
   assert.equal(readPath('runs/x/nothing').name, 'unknown');
   assert.deepEqual(readRange('40-10'), [10, 40]);
   assert.equal(readRange('x'), null);
+  const area = { ranks: '8-15,40', first: 120, last: 180 };
+  assert.deepEqual(readArea(writeArea(area)), area);
+  for (const text of ['8-15', '8-15@180-120', '8,@1-2', '@1-2', '8@0-3', undefined]) assert.equal(readArea(text), null);
   assert.deepEqual(readCell(writeCell({ rank: 5, step: 4210 })), { rank: 5, step: 4210 });
   assert.equal(withQuery('runs/x', { sel: '5@42', q: '', steps: null }), 'runs/x?sel=5@42');
   assert.deepEqual(carried({ steps: '1-2', q: 'x' }), { steps: '1-2' });

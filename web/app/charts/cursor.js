@@ -8,7 +8,21 @@ import { Icon } from '../parts/bits.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { timeAt } from './paint.js';
-import { isNeutral, MISSING, rankRanges, ratioOf, referenceWords, stepAt, usualOf, xOf } from './scene.js';
+import {
+  coverage,
+  isNeutral,
+  MISSING,
+  rangesOf,
+  rankRanges,
+  ranksOf,
+  ratioOf,
+  referenceWords,
+  robustZ,
+  usualOf,
+  wholeColumns,
+  xOf,
+  zWords,
+} from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 /** @typedef {import('../../types/api.js').Cell} Cell */
@@ -20,6 +34,7 @@ import { isNeutral, MISSING, rankRanges, ratioOf, referenceWords, stepAt, usualO
 const REST_MS = 400; // after the last key
 const NAMED = 8; // ranks of a lane in its tip
 const MARKED = 64; // ranks of a kind of error
+const MOST_RANGES = 512; // of ranks in an address; the API takes as many
 
 /** Some steps of some ranks that are one cell of the map. @typedef {{ranks: number[], first: number, last: number}} Bin */
 
@@ -84,6 +99,12 @@ export function levelWords(map, level) {
   return level >= 254 ? `${text} or more` : level <= 0 ? `${text} or less` : text;
 }
 
+/** The same against the noise of this run: ", robust z 6.2". @param {MapData} map @param {number} level */
+export function noiseWords(map, level) {
+  const words = map.unit === 'ratio' ? zWords(robustZ(map, ratioOf(level))) : '';
+  return words && `, ${words}${level >= 254 ? ' or more' : ''}`;
+}
+
 /** Where a lane is: its group and its host, each where the label does not say it. @param {import('../../types/api.js').MapRow} row */
 export function placeWords(row) {
   const host = row.host && !row.label.includes(row.host) ? ` on ${row.host}` : '';
@@ -97,10 +118,10 @@ function ranksWords(row) {
   return `${count(total)} ranks: ${shown}${total > NAMED ? ` and ${count(total - NAMED)} more` : ''}`;
 }
 
-/** Where a key leads. @param {string} key @param {boolean} shift
+/** Where a key leads; far: 50 steps, or to another node. @param {string} key @param {boolean} far
  * @param {{here: number, step: number, map: MapData, lanesOnly: Band[]}} from @returns {{lane: number, step: number} | null} */
-export function moveSpot(key, shift, { here, step, map, lanesOnly }) {
-  const across = shift ? 50 : map.bin;
+export function moveSpot(key, far, { here, step, map, lanesOnly }) {
+  const across = far ? 50 : map.bin;
   const hostOf = (/** @type {number} */ lane) => {
     const band = lanesOnly[lane];
     if (band.kind === 'pin') return `pin ${band.index}`;
@@ -108,7 +129,7 @@ export function moveSpot(key, shift, { here, step, map, lanesOnly }) {
   };
   const nextLane = (/** @type {1 | -1} */ way) => {
     let lane = here + way;
-    if (shift) while (lanesOnly[lane] && hostOf(lane) === hostOf(here)) lane += way;
+    if (far) while (lanesOnly[lane] && hostOf(lane) === hostOf(here)) lane += way;
     return lane;
   };
   const page = Math.max(1, Math.floor(lanesOnly.length / 4));
@@ -182,18 +203,76 @@ export function Selection({ view, rank, step }) {
   });
 }
 
-/** @param {{view: View, run: string, spot: import('@preact/signals').Signal<Spot | null>, brush: import('@preact/signals').Signal<[number, number] | null>}} props */
+/** Which of some lanes a band is; a plan that was made anew has other bands. @param {Band[]} lanes @param {Band} band */
+export function laneOf(lanes, band) {
+  return lanes.findIndex(({ kind, index }) => kind === band.kind && index === band.index);
+}
+
+/** The ranks and steps between two spots; a sentence where their address would be too long.
+ * @param {View} view @param {{band: Band, step: number}} from @param {{band: Band, step: number}} to @returns {import('../url.js').Area | string} */
+export function areaBetween({ map, plan }, from, to) {
+  const lanes = plan.bands.filter((band) => band.kind === from.band.kind);
+  const ends = [laneOf(lanes, from.band), laneOf(lanes, to.band)].sort((a, b) => a - b);
+  const ranks = lanes
+    .slice(ends[0], ends[1] + 1)
+    .flatMap(({ kind, index }) => (kind === 'pin' ? [map.pinned[index].rank] : ranksOf(map.rows[index])));
+  const [first, last] = wholeColumns(map, from.step, to.step);
+  const text = rankRanges(ranks);
+  if (text.split(',').length > MOST_RANGES) return 'Too many ranks that do not follow each other: select fewer lanes.';
+  return { ranks: text, first, last };
+}
+
+/** "ranks 8-15, steps 120–180". @param {import('../url.js').Area} area */
+export function areaWords({ ranks, first, last }) {
+  const parts = ranks.split(',');
+  const shown = parts.length > 4 ? `${parts.slice(0, 3).join(', ')} and more` : parts.join(', ');
+  const steps = first === last ? `step ${count(first)}` : `steps ${count(first)}–${count(last)}`;
+  return `${/^\d+$/.test(ranks) ? 'rank' : 'ranks'} ${shown}, ${steps}`;
+}
+
+/** Boxes around the lanes whose ranks are selected, over the selected steps. @param {{view: View, area: import('../url.js').Area | null, draft: import('@preact/signals').Signal<import('../url.js').Area | null>}} props */
+export function AreaBoxes({ view: { map, plan, width }, area, draft }) {
+  const shown = draft.value ?? area;
+  if (!shown || shown.first > map.step_hi || shown.last < map.step_lo) return null;
+  const ranges = rangesOf(shown.ranks);
+  const left = xOf(map, Math.max(map.step_lo, shown.first), width);
+  const wide = Math.max(4, xOf(map, Math.min(map.step_hi, shown.last) + 1, width) - left);
+  /** @type {{top: number, bottom: number, part: boolean}[]} */
+  const boxes = [];
+  let joins = false;
+  for (const { kind, index, y, height } of plan.bands) {
+    const own = kind === 'strip' ? null : kind === 'pin' ? [map.pinned[index].rank] : ranksOf(map.rows[index]);
+    const how = own ? coverage(own, ranges) : 'none';
+    const last = boxes.at(-1);
+    if (how === 'none') joins = false;
+    else if (joins && last && last.part === (how === 'some') && kind === 'row') last.bottom = y + height;
+    else {
+      boxes.push({ top: y, bottom: y + height, part: how === 'some' });
+      joins = kind === 'row';
+    }
+  }
+  return boxes.map(({ top, bottom, part }) =>
+    t.div({
+      key: top,
+      class: part ? 'areabox part' : 'areabox',
+      style: { left: `${left}px`, top: `${top}px`, width: `${wide}px`, height: `${bottom - top}px` },
+    }),
+  );
+}
+
+/** What is dragged: a box, and what it takes. @typedef {{left: number, width: number, top: number, height: number, text: string, take: () => void}} Brush */
+
+/** @param {{view: View, spot: import('@preact/signals').Signal<Spot | null>, brush: import('@preact/signals').Signal<Brush | null>, run: string}} props */
 export function Cursor({ view, spot, brush, run }) {
   const { map, plan, width } = view;
-  const range = brush.value;
-  if (range) {
-    return t.div(
-      {
-        class: 'brush',
-        style: { left: `${range[0]}px`, width: `${range[1] - range[0]}px`, height: `${plan.bottom}px` },
-      },
-      t.span(null, `steps ${count(stepAt(map, range[0], width))}–${count(stepAt(map, range[1], width))}`),
-    );
+  const box = brush.value;
+  if (box) {
+    const style = { left: `${box.left}px`, width: `${box.width}px`, top: `${box.top}px`, height: `${box.height}px` };
+    const said = { left: `${Math.max(0, Math.min(box.left, width - 190))}px`, top: `${box.top + box.height + 3}px` };
+    return [
+      t.div({ key: 'box', class: 'brush', style }),
+      t.span({ key: 'text', class: 'brushtext', style: said }, box.text),
+    ];
   }
   const at = spot.value;
   if (!at) return null;
@@ -218,7 +297,7 @@ export function Cursor({ view, spot, brush, run }) {
       t.br(null),
       t.b(null, levelWords(map, read.level)),
       map.unit === 'ratio' && read.level !== MISSING
-        ? ` from ${referenceWords(map)}${read.isUsual ? ', as usual here' : ''}`
+        ? ` from ${referenceWords(map)}${noiseWords(map, read.level)}${read.isUsual ? ', as usual here' : ''}`
         : '',
       read.missing > 0 && read.level !== MISSING
         ? t.span({ class: 'faint' }, `, ${percent(read.missing)} without data`)

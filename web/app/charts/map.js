@@ -9,13 +9,18 @@ import { announce, theme } from '../page.js';
 import { Problem, Skeleton, useWidth } from '../parts/bits.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
-import { readCell, readRange, readRank, runPath, withQuery, writeCell } from '../url.js';
+import { readArea, readCell, readRange, readRank, runPath, withQuery, writeArea, writeCell } from '../url.js';
 import {
+  AreaBoxes,
+  areaBetween,
+  areaWords,
   bandOf,
   Cursor,
   ErrorMarks,
+  laneOf,
   levelWords,
   moveSpot,
+  noiseWords,
   placeWords,
   readSpot,
   Selection,
@@ -31,6 +36,7 @@ import {
   LINK_PITCH,
   layout,
   MISSING,
+  nearestBand,
   rankOf,
   ranksTitle,
   stepAt,
@@ -40,6 +46,8 @@ import {
   wantsPins,
   xOf,
   zoom,
+  zText,
+  zWords,
 } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
@@ -53,6 +61,7 @@ import {
 
 const NAME_HEIGHT = 14; // of a lane's name; below the last lane stands what the axis shows
 const AXIS_GAP = 3; // between the last lane and what the axis shows
+const TAKEN_MS = 350; // after the last key that changed the selection
 const WIDTH_STEP = 32; // a window that is dragged wider asks again once per so many pixels
 
 /** How many lanes fit. Worst first each is high enough for its name, which does not follow from those beside it. @param {number} maxHeight @param {string} [order] */
@@ -172,15 +181,17 @@ function Gutter({ map, plan, lanes, run }) {
       if (band.kind === 'pin') {
         const pin = map.pinned[band.index];
         return t.div(
-          { key: `p${band.index}`, class: 'lanename', style, title: `${pin.label}: ${pin.why}` },
+          { key: `p${band.index}`, class: 'lanename pinned', style, title: pinTitle(pin) },
           t.a({ href: runPath(run, 'ranks', String(pin.rank)), class: 'quiet strong' }, pin.label),
-          t.span(
-            { class: 'faint' },
-            pin.host,
-            pin.max_ratio !== null && pin.max_ratio > usualOf(map).stretch[1]
-              ? t.b({ class: 'lanepeak' }, ` max ${deviation(pin.max_ratio)}`)
-              : '',
-          ),
+          t.span({ class: 'faint' }, pin.host),
+          pin.max_ratio !== null && pin.max_ratio > usualOf(map).stretch[1]
+            ? t.b(
+                { class: 'lanepeak' },
+                t.span({ class: 'lanez' }, 'max '),
+                deviation(pin.max_ratio),
+                pin.max_z === null ? '' : t.span({ class: 'lanez' }, ` z ${zText(pin.max_z)}`),
+              )
+            : null,
         );
       }
       const row = map.rows[band.index];
@@ -229,6 +240,12 @@ function Gutter({ map, plan, lanes, run }) {
   );
 }
 
+/** @param {MapData['pinned'][number]} pin */
+function pinTitle({ label, host, why, max_ratio: ratio, max_z: z }) {
+  const most = ratio === null ? '' : `; at most ${deviation(ratio)}${z === null ? '' : `, ${zWords(z)}`}`;
+  return `${label} on ${host}: ${why}${most}`;
+}
+
 /** @typedef {{name: string, first: number, lanes: number, top: number, bottom: number}} Group */
 
 /** The groups of the lanes, from top to bottom; none where lanes are not grouped. @param {MapData['rows']} rows @param {Band[]} bands @returns {Group[]} */
@@ -264,14 +281,24 @@ function Plot({ run, view, strip, errors }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const region = useRef(/** @type {HTMLDivElement | null} */ (null));
   const spot = useMemo(() => signal(/** @type {Spot | null} */ (null)), []);
-  const brush = useMemo(() => signal(/** @type {[number, number] | null} */ (null)), []);
+  const brush = useMemo(() => signal(/** @type {import('./cursor.js').Brush | null} */ (null)), []);
+  const draft = useMemo(() => signal(/** @type {import('../url.js').Area | null} */ (null)), []);
+  const anchor = useRef(/** @type {{band: Band, step: number} | null} */ (null));
+  const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
   const [fonts, setFonts] = useState(document.fonts.status === 'loaded');
   const look = theme.value;
   const asked = useRef(0);
   const nameSoon = useNaming(run, view, spot);
   const selected = readCell(query.value.sel);
   const rank = readRank(query.value.sel);
+  const area = readArea(query.value.area);
 
+  useEffect(() => {
+    draft.value = null;
+  }, [query.value.area]);
+  useEffect(() => {
+    anchor.current = null; // its lane is of the map before
+  }, [map.order, map.rows.length, map.step_lo, map.bin]);
   useEffect(() => {
     document.fonts.ready.then(() => setFonts(true));
   }, []);
@@ -313,7 +340,9 @@ function Plot({ run, view, strip, errors }) {
         : map.reference === 'own'
           ? ' from its own early steps'
           : ' from median';
-    announce(`${read.row.label}${placeWords(read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}`);
+    announce(
+      `${read.row.label}${placeWords(read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}${noiseWords(map, read.level)}`,
+    );
     if (read.level !== MISSING && (read.row.ranks.length > 1 || map.bin > 1)) nameSoon(to);
   }
   function zoomBy(/** @type {number} */ factor, /** @type {number} */ centre) {
@@ -324,6 +353,27 @@ function Plot({ run, view, strip, errors }) {
     const range = zoom({ low: map.step_lo, high: map.step_hi }, whole, centre, factor);
     setQuery({ steps: range ? `${range[0]}-${range[1]}` : null }, { replace: true });
   }
+  function select(/** @type {import('../url.js').Area | string} */ chosen, replace = false) {
+    if (typeof chosen === 'string') announce(chosen);
+    else setQuery({ area: writeArea(chosen) }, { replace });
+  }
+  /** What a drag from one place to another takes: steps of the strip, ranks by steps of lanes.
+   * @param {ReturnType<typeof spotAt>} from @param {ReturnType<typeof spotAt>} to @param {number} y of the pointer
+   * @returns {import('./cursor.js').Brush} */
+  function brushOf(from, to, y) {
+    const [left, right] = [Math.min(from.x, to.x), Math.max(from.x, to.x)];
+    if (!from.band) {
+      const steps = `${stepAt(map, left, width)}-${stepAt(map, right, width)}`;
+      const take = () => setQuery({ steps });
+      return { left, width: right - left, top: 0, height: plan.bottom, text: `Zoom to steps ${steps}`, take };
+    }
+    const band = nearestBand(plan, from.band.kind === 'pin' ? 'pin' : 'row', y) ?? from.band;
+    const chosen = areaBetween(view, { ...from, band: from.band }, { ...to, band });
+    const top = Math.min(from.band.y, band.y);
+    const height = Math.max(from.band.y + from.band.height, band.y + band.height) - top;
+    const text = typeof chosen === 'string' ? chosen : areaWords(chosen);
+    return { left, width: right - left, top, height, text, take: () => select(chosen) };
+  }
   /** @type {import('preact').PointerEventHandler<HTMLDivElement>} */
   function press(event) {
     if (event.button !== 0) return;
@@ -331,33 +381,54 @@ function Plot({ run, view, strip, errors }) {
     region.current?.setPointerCapture(event.pointerId);
     const drag = (/** @type {PointerEvent} */ ev) => {
       const to = spotAt(ev);
-      brush.value = Math.abs(to.x - from.x) > 4 ? [Math.min(from.x, to.x), Math.max(from.x, to.x)] : null;
+      const far = Math.abs(to.x - from.x) > 4 || (from.band && Math.abs(ev.clientY - event.clientY) > 4);
+      const box = /** @type {HTMLElement} */ (region.current).getBoundingClientRect();
+      brush.value = far ? brushOf(from, to, ev.clientY - box.top) : null;
     };
     const release = (/** @type {PointerEvent} */ ev) => {
       region.current?.removeEventListener('pointermove', drag);
       region.current?.removeEventListener('pointerup', release);
       region.current?.removeEventListener('pointercancel', release);
-      const range = brush.value;
+      const box = brush.value;
       brush.value = null;
       if (ev.type === 'pointercancel') return;
-      if (range) setQuery({ steps: `${stepAt(map, range[0], width)}-${stepAt(map, range[1], width)}` });
+      if (box) box.take();
       else if (from.band) pin({ ...from, band: from.band });
     };
     region.current?.addEventListener('pointermove', drag);
     region.current?.addEventListener('pointerup', release);
     region.current?.addEventListener('pointercancel', release);
   }
+  /** Select from where Shift was first held to a spot, once the keys rest. @param {{band: Band, step: number}} from @param {Spot} to */
+  function extend(from, to) {
+    anchor.current ??= from;
+    if (anchor.current.band.kind !== to.band.kind) return;
+    const chosen = areaBetween(view, anchor.current, to);
+    if (typeof chosen === 'string') return announce(chosen);
+    draft.value = chosen;
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => select(chosen, area !== null), TAKEN_MS);
+  }
   /** @type {import('preact').KeyboardEventHandler<HTMLDivElement>} */
   function key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || lanesOnly.length === 0) return;
+    const far = event.ctrlKey && event.key.startsWith('Arrow');
+    if ((event.ctrlKey && !far) || event.metaKey || event.altKey || lanesOnly.length === 0) return;
     const start = selected
       ? { band: bandOf(view, selected.rank) ?? lanesOnly[0], step: selected.step }
       : { band: lanesOnly[0], step: map.step_hi };
     const at = spot.value ?? { ...start, x: 0 };
-    const here = Math.max(0, lanesOnly.indexOf(at.band));
-    const to = moveSpot(event.key, event.shiftKey, { here, step: at.step, map, lanesOnly });
+    const here = Math.max(0, laneOf(lanesOnly, at.band));
+    const to = moveSpot(event.key, far, { here, step: at.step, map, lanesOnly });
     if (to) {
-      move({ band: lanesOnly[to.lane], step: to.step, x: xOf(map, to.step, width) }, true);
+      const next = { band: lanesOnly[to.lane], step: to.step, x: xOf(map, to.step, width) };
+      if (!event.shiftKey) anchor.current = null;
+      else extend(at, next);
+      move(next, !event.shiftKey);
+    } else if (event.key === 'Escape' && (area || draft.value)) {
+      clearTimeout(timer.current);
+      anchor.current = null;
+      draft.value = null;
+      setQuery({ area: null });
     } else if (event.key === 'Enter' && spot.value) {
       cellAt(at).then(({ rank, step }) =>
         go(withQuery(runPath(run, 'steps', String(step)), { sel: writeCell({ rank, step }) })),
@@ -377,7 +448,7 @@ function Plot({ run, view, strip, errors }) {
       ref: region,
       role: 'application',
       tabIndex: 0,
-      'aria-label': `Map of ${count(map.world_size)} ranks by steps ${count(map.step_lo)} to ${count(map.step_hi)}. ${map.text} ${errors.length > 0 ? `${plural(errors.length, 'kind')} of errors marked. ` : ''}Arrow keys move a cell, Space pins it, Enter opens the step, plus and minus zoom, t shows a table.`,
+      'aria-label': `Map of ${count(map.world_size)} ranks by steps ${count(map.step_lo)} to ${count(map.step_hi)}. ${map.text} ${errors.length > 0 ? `${plural(errors.length, 'kind')} of errors marked. ` : ''}Arrow keys move a cell, with Shift they select ranks and steps, Space pins it, Enter opens the step, plus and minus zoom, t shows a table.`,
       style: { height: `${plan.height}px` },
       onPointerMove: (event) => {
         const to = spotAt(event);
@@ -392,6 +463,7 @@ function Plot({ run, view, strip, errors }) {
     t.canvas({ ref: canvas, 'aria-hidden': 'true', style: { width: `${width}px`, height: `${plan.height}px` } }),
     el(ErrorMarks, { view, errors }),
     rank === null ? null : el(Selection, { view, rank, step: selected?.step ?? null }),
+    el(AreaBoxes, { view, area, draft }),
     el(Cursor, { view, spot, brush, run }),
   );
 }

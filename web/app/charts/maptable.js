@@ -6,7 +6,7 @@ import { setQuery } from '../router.js';
 import { t } from '../tags.js';
 import { writeCell } from '../url.js';
 import { levelWords, placeWords, worstOf } from './cursor.js';
-import { decodeBytes, laneSummary, rankOf, ranksTitle, ratioOf } from './scene.js';
+import { decodeBytes, laneSummary, rankOf, ranksTitle, ratioOf, robustZ, zText } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 
@@ -46,6 +46,16 @@ export function MapTable({ map, run }) {
             : map.unit === 'ratio'
               ? deviation(ratioOf(worst))
               : levelWords(map, worst),
+      },
+      {
+        label: 'Robust z',
+        class: 'num',
+        hint: 'Robust standard deviations of this run’s own noise',
+        by: ({ worst }) => (worst === null || map.unit !== 'ratio' ? null : robustZ(map, ratioOf(worst))),
+        cell: ({ worst }) =>
+          worst === null || map.unit !== 'ratio'
+            ? '–'
+            : `${zText(robustZ(map, ratioOf(worst)))}${worst >= 254 ? ' or more' : ''}`,
       },
       {
         label: 'At step',

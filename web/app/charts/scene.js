@@ -97,6 +97,22 @@ export function usualWords(map) {
   return usualOf(map).cell.map(deviation).join(' to ');
 }
 
+/** How many robust standard deviations of this picture's noise a ratio is from its middle; null where the noise is not known. @param {RankMap} map @param {number | null} ratio */
+export function robustZ({ usual }, ratio) {
+  return usual?.sigma && ratio !== null && ratio > 0 ? Math.log2(ratio / usual.ratio) / usual.sigma : null;
+}
+
+/** "robust z 6.2"; nothing where it is not known. @param {number | null} z */
+export function zWords(z) {
+  return z === null ? '' : `robust z\u00a0${zText(z)}`;
+}
+
+/** @param {number | null} z */
+export function zText(z) {
+  if (z === null) return '–';
+  return Math.abs(z) < 9.95 ? (Math.round(z * 10) / 10 || 0).toFixed(1) : String(Math.round(z));
+}
+
 /** Whether a level is no more than usual. @param {number} level @param {Usual} usual */
 export function isNeutral(level, usual) {
   const ratio = ratioOf(level);
@@ -265,6 +281,43 @@ export function rankRanges(ranks) {
     else parts.push([rank, rank]);
   }
   return parts.map(([low, high]) => (low === high ? low : `${low}-${high}`)).join(',');
+}
+
+/** The first and last rank of each part of "0-63,70". @param {string} text @returns {[number, number][]} */
+export function rangesOf(text) {
+  return text.split(',').map((part) => {
+    const [low, high = low] = part.split('-').map(Number);
+    return [low, high];
+  });
+}
+
+/** All ranks of a lane; a cut list goes on where its ranks follow each other. @param {import('../../types/api.js').MapRow} row */
+export function ranksOf(row) {
+  const total = row.ranks_capped?.total ?? row.ranks.length;
+  const first = row.ranks[0];
+  const follow = row.label === `Ranks ${first}-${first + total - 1}`;
+  return follow ? Array.from({ length: total }, (_, at) => first + at) : row.ranks;
+}
+
+/** How much of a lane is among ranks. @param {readonly number[]} ranks of the lane @param {readonly [number, number][]} ranges @returns {'all' | 'some' | 'none'} */
+export function coverage(ranks, ranges) {
+  const inside = ranks.filter((rank) => ranges.some(([low, high]) => rank >= low && rank <= high)).length;
+  return inside === 0 ? 'none' : inside === ranks.length ? 'all' : 'some';
+}
+
+/** The columns that hold two steps and all between, as their first and last step. @param {RankMap} map @param {number} one @param {number} other @returns {[number, number]} */
+export function wholeColumns(map, one, other) {
+  const column = (/** @type {number} */ step) => map.step_lo + Math.floor((step - map.step_lo) / map.bin) * map.bin;
+  return [column(Math.min(one, other)), Math.min(map.step_hi, column(Math.max(one, other)) + map.bin - 1)];
+}
+
+/** The lane nearest to a height, of one kind. @param {Layout} plan @param {'pin' | 'row'} kind @param {number} y @returns {Band | null} */
+export function nearestBand(plan, kind, y) {
+  const away = (/** @type {Band} */ band) => Math.max(band.y - y, y - band.y - band.height, 0);
+  /** @type {Band | null} */
+  let best = null;
+  for (const band of plan.bands) if (band.kind === kind && (!best || away(band) < away(best))) best = band;
+  return best;
 }
 
 /** Which lanes begin another group than the one above them. @param {readonly {group: string}[]} rows @returns {Set<number>} */

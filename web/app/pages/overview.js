@@ -3,7 +3,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { RankMap } from '../charts/map.js';
-import { referenceWords, usualWords } from '../charts/scene.js';
+import { rankRanges, referenceWords, usualWords } from '../charts/scene.js';
 import { change, count, duration, figure, plural, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle, theme } from '../page.js';
@@ -12,7 +12,7 @@ import { AnswerCard, FindingsTable, shortAnswer, VerdictCard } from '../parts/fi
 import { Lazy } from '../parts/shell.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
-import { carried, readCell, readRange, runPath, withQuery } from '../url.js';
+import { carried, readArea, readCell, readRange, runPath, withQuery, writeArea } from '../url.js';
 
 /** @typedef {import('../../types/api.js').Overview} Overview */
 /** @typedef {import('../../types/api.js').Map} MapData */
@@ -52,7 +52,7 @@ export function Page({ run, overview, topic, ended }) {
         })
       : null,
     data.numbers.length > 0 ? el(Numbers, { numbers: data.numbers.slice(0, 3) }) : null,
-    el(MapCard, { run, topic, maxHeight: 236, ranks: data.run.world_size ?? 0, errors: data.counts.errors }),
+    el(MapCard, { run, topic, maxHeight: 236, overview: data }),
     t.div(
       { class: 'pair' },
       el(BudgetCard, { run, topic }),
@@ -174,18 +174,32 @@ function nextOrder() {
   announce(`Ranks of the map: ${title.toLowerCase()}`);
 }
 
-/** The map in its card, with its legend and its table twin. @param {{run: string, topic: string | null, maxHeight: number, ranks: number, metric?: string, errors?: number, tools?: import('../tags.js').Children}} props */
-export function MapCard({ run, topic, maxHeight, ranks, metric, errors, tools }) {
+/** Select the ranks that the verdict names, since its onset; without one those that the map pins. @param {Overview | null} overview @param {MapData | null} map */
+function selectNamed(overview, map) {
+  const { ranks: named = [], onset_step: onset = null } = overview?.verdict ?? {};
+  const ranks = named.length > 0 ? named : (map?.pinned.map((pin) => pin.rank) ?? []);
+  const last = (named.length > 0 ? overview?.run.step : map?.step_hi) ?? 0;
+  if (ranks.length === 0 || !last) return announce('No rank is named or pinned: nothing to select');
+  const first = Math.min(onset ?? map?.step_lo ?? 1, last);
+  setQuery({ area: writeArea({ ranks: rankRanges(ranks), first, last }) });
+}
+
+/** The map in its card, with its legend and its table twin. @param {{run: string, topic: string | null, maxHeight: number, overview: Overview | null, metric?: string, tools?: import('../tags.js').Children}} props */
+export function MapCard({ run, topic, maxHeight, overview, metric, tools }) {
   const [map, setMap] = useState(/** @type {MapData | null} */ (null));
   const [table, setTable] = useState(false);
   const range = readRange(query.value.steps);
   const selected = readCell(query.value.sel);
+  const area = readArea(query.value.area);
+  const ranks = overview?.run.world_size ?? 0;
+  const errors = overview?.counts.errors;
   useKeys(
     [
+      { keys: 'b', text: 'Select the slow ranks: what they have in common', run: () => selectNamed(overview, map) },
       { keys: 't', text: 'The map as a table, and back', run: () => setTable((old) => !old) },
       { keys: 'o', text: 'Order of the map’s ranks: worst first, by node, by stage, by rank', run: nextOrder },
     ],
-    [],
+    [overview, map],
   );
   const ratio = map === null || map.unit === 'ratio';
   return el(
@@ -229,6 +243,14 @@ export function MapCard({ run, topic, maxHeight, ranks, metric, errors, tools })
     ),
     table && map
       ? el(Lazy, { load: () => import('../charts/maptable.js'), pick: 'MapTable', props: { map, run } })
+      : null,
+    area
+      ? el(Lazy, {
+          key: 'area',
+          load: () => import('../parts/area.js'),
+          pick: 'AreaPanel',
+          props: { run, topic, area },
+        })
       : null,
     selected
       ? el(Lazy, {

@@ -47,9 +47,8 @@ export function Page({ run, topic, overview, ended }) {
       run,
       topic,
       maxHeight: 480,
-      ranks: overview.data?.run.world_size ?? 0,
+      overview: overview.data,
       metric,
-      errors: overview.data?.counts.errors,
       tools: t.select(
         {
           key: 'm',

@@ -9,7 +9,9 @@ import { Icon } from './bits.js';
 /** What the map answers to while it has the focus. @type {[string, string][]} */
 const MAP_KEYS = [
   ['arrows', 'One cell'],
-  ['Shift arrows', '50 steps, one node'],
+  ['Ctrl+arrows', '50 steps, one node'],
+  ['Shift arrows', 'Select ranks and steps'],
+  ['Esc', 'Give up the selection'],
   ['Home End', 'First, last step'],
   ['Space', 'Pin or unpin the cell'],
   ['Enter', 'Open the rank'],

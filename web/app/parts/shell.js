@@ -99,6 +99,12 @@ function section(name) {
   return name === 'rank' ? 'ranks' : name === 'finding' ? 'findings' : name;
 }
 
+/** Give up what is selected on the map, then what is pinned. */
+function release() {
+  if (query.value.area) setQuery({ area: null });
+  else if (query.value.sel) setQuery({ sel: null });
+}
+
 /**
  * @param {{run: string, overview: Overview | null, apiPath: string, children?: Children}} props
  */
@@ -113,7 +119,7 @@ export function Shell({ run, overview, apiPath, children }) {
       { keys: 'v', text: 'Views that are saved: this one, open, delete', run: () => setFloating('views') },
       { keys: 'y', text: 'Copy the link of this view', run: copyLink },
       { keys: 'x', text: 'Share the panel in focus, or the first: Markdown, CSV, JSON, picture', run: sharePanel },
-      { keys: 'Escape', text: 'Unpin, close, leave a field', run: () => query.value.sel && setQuery({ sel: null }) },
+      { keys: 'Escape', text: 'Unpin, close, leave a field', run: release },
       ...(inRun
         ? MENU.flatMap((group) => group.entries).map((entry) => ({
             keys: `g ${entry.key}`,

@@ -106,6 +106,7 @@ RULES: dict[str, Rule] = {
             "report",
             "resources",
             "samples",
+            "selection",
             "steps/{step}",
             "steps/{step}/trace",
             "throughput",

@@ -74,15 +74,8 @@ def num_differences(connection: sa.Connection, run_id: str, attempt: int) -> int
     Facts come once when a rank starts, and pages ask each second: the number is remembered for
     as long as no rank sends others.
     """
-    table = tables.environment.c
-    sent_at = table.time_ns % (1 << 31)  # of which the sum of all ranks fits a number
-    stored = connection.execute(
-        sa.select(sa.func.count(), sa.func.max(table.time_ns), sa.func.sum(sent_at)).where(
-            table.run_id == run_id, table.attempt == attempt, table.rank >= 0
-        )
-    ).one()
     key = (str(connection.engine.url), run_id, attempt)
-    version = tuple(int(number or 0) for number in stored)
+    version = stored_facts(connection, run_id, attempt)
     before = _counted.get(key)
     if before is None or before[0] != version:
         found = environment(connection, run_id, attempt, 0).differences
@@ -91,6 +84,18 @@ def num_differences(connection: sa.Connection, run_id: str, attempt: int) -> int
             _counted.clear()
         _counted[key] = before
     return before[1]
+
+
+def stored_facts(connection: sa.Connection, run_id: str, attempt: int) -> tuple[int, int, int]:
+    """Return how many ranks of an attempt sent facts, and two numbers that change with them."""
+    table = tables.environment.c
+    sent_at = table.time_ns % (1 << 31)  # of which the sum of all ranks fits a number
+    count, newest, total = connection.execute(
+        sa.select(sa.func.count(), sa.func.max(table.time_ns), sa.func.sum(sent_at)).where(
+            table.run_id == run_id, table.attempt == attempt, table.rank >= 0
+        )
+    ).one()
+    return int(count), int(newest or 0), int(total or 0)
 
 
 def facts_of(

@@ -21,6 +21,8 @@ USUAL = (
 )  # ratios that never get a colour: the least entry of the slow-rank detector
 _MOST_USUAL = 1.9  # a rank that takes twice as long is shown on the noisiest machine
 _SIGMAS = 4.0
+_STRETCH = 16  # cells that are looked at together; as `STRETCH` of web/app/charts/scene.js
+_OF_MEDIAN = 1.25
 _LEAST_CELLS = 8  # of a lane, to say how much it varies
 _SAMPLE = (64, 128)  # lanes and columns are enough for a median
 
@@ -165,7 +167,31 @@ def usual_ratios(worst: Array, *, is_of_peers: bool) -> Usual | None:
     if not is_of_peers:
         middle = float(np.clip(middle, -3 * sigma, 3 * sigma))
     low, high = middle - _SIGMAS * sigma, middle + _SIGMAS * sigma
-    return Usual(ratio=2**middle, lo=2**low, hi=2**high)
+    return Usual(ratio=2**middle, lo=2**low, hi=2**high, sigma=sigma)
+
+
+def robust_z(ratio: float, usual: Usual | None) -> float | None:
+    """Return how many robust standard deviations of this run's noise a ratio is from its middle.
+
+    None where the noise is not known, or there is none.
+    """
+    if usual is None or not usual.sigma or not ratio > 0:
+        return None
+    return round(float(np.log2(ratio / usual.ratio)) / usual.sigma, 3) + 0.0  # never -0
+
+
+def usual_band(usual: Usual | None, num_cells: int) -> tuple[float, float]:
+    """Return between which ratios the median of `num_cells` cells of one rank is anyway.
+
+    Of one cell this is where the map has no colour, of 16 where a stretch of it has none: the
+    median of normal noise varies by 1.25 over the root of their number.
+    """
+    if usual is None:
+        return USUAL
+    share = min(1.0, _OF_MEDIAN / min(num_cells, _STRETCH) ** 0.5) if num_cells else 1.0
+    low = usual.ratio * (usual.lo / usual.ratio) ** share
+    high = usual.ratio * (usual.hi / usual.ratio) ** share
+    return max(1 / _MOST_USUAL, min(USUAL[0], low)), min(_MOST_USUAL, max(USUAL[1], high))
 
 
 def scale_of(worst: Array) -> float:

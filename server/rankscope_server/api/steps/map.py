@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from rankscope_server.api.steps.cells import (
     fold_ranks,
     fold_times,
     missing_share,
+    robust_z,
     scale_of,
     to_base64,
     usual_ratios,
@@ -39,7 +41,7 @@ from rankscope_server.api.steps.queries import (
     quiet,
     warm_up_steps,
 )
-from rankscope_server.api.steps.schema import Cell, Map, Mark, Order, PinnedRow
+from rankscope_server.api.steps.schema import Cell, Map, Mark, Order, PinnedRow, Usual
 from rankscope_server.findings.text import percent_text
 from rankscope_server.ingest.step_metrics import (
     BLOCKED_METRICS,
@@ -113,6 +115,7 @@ def rank_map(
         plain, _ = fold_ranks(plane, choose_lanes("rank", ranks, lanes), size, last - first + 1)
     scale = None if is_ratio else scale_of(plain)
     reference = _reference(plane.kinds) if is_ratio else None
+    usual = usual_ratios(plain, is_of_peers=reference == "peers") if is_ratio else None
     marks, num_marks = _marks(connection, run, first, last)
     return Map(
         metric=metric,
@@ -122,7 +125,7 @@ def rank_map(
         reference_text=reference_text(metric, plane.kinds),
         value_lo=None if scale is None else 0.0,
         value_hi=scale,
-        usual=usual_ratios(plain, is_of_peers=reference == "peers") if is_ratio else None,
+        usual=usual,
         step_lo=first,
         step_hi=last,
         bin=size,
@@ -131,7 +134,7 @@ def rank_map(
         rows=rows_of(chosen, ranks),
         cells=encode(worst, scale),
         missing=to_base64(missing),
-        pinned=_pinned(connection, run, plane, ranks, size, last - first + 1, scale, chosen),
+        pinned=_pinned(connection, run, plane, ranks, size, last - first + 1, scale, chosen, usual),
         marks=marks,
         marks_capped=capped(len(marks), num_marks),
         time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],
@@ -220,6 +223,13 @@ def step_range(run: sa.Row[Any], lo: int | None, hi: int | None) -> tuple[int, i
 def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peers:
     """Return roles and hosts of all ranks, and the early steps that serve as own reference."""
     rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)}
+    return peers_of(connection, run, metric, rows)
+
+
+def peers_of(
+    connection: sa.Connection, run: sa.Row[Any], metric: str, rows: Mapping[int, Any]
+) -> Peers:
+    """Return the same where the rows of the ranks are known."""
     height = max([run.world_size, *(rank + 1 for rank in rows)])
     roles = [role_of(rows[rank]) if rank in rows else -1 for rank in range(height)]
     needs_early = metric in RATIO_METRICS and "own" in reference_kinds(roles)
@@ -315,6 +325,7 @@ def _pinned(
     num_steps: int,
     scale: float | None,
     lanes: Lanes,
+    usual: Usual | None,
 ) -> list[PinnedRow]:
     why = {
         rank: text
@@ -337,7 +348,8 @@ def _pinned(
         rows.append(
             PinnedRow(
                 rank=rank, label=f"Rank {rank}", host=ranks.hosts[rank], why=why[rank],
-                max_ratio=largest, cells=encode(worst, scale), missing=to_base64(missing),
+                max_ratio=largest, max_z=None if largest is None else robust_z(largest, usual),
+                cells=encode(worst, scale), missing=to_base64(missing),
             )
         )  # fmt: skip
     return rows

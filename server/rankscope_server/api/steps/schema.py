@@ -28,6 +28,7 @@ class PinnedRow(Schema, frozen=True):
     host: str
     why: str
     max_ratio: float | None
+    max_z: float | None  # of it: robust standard deviations of this run's noise
     cells: str
     missing: str
 
@@ -46,6 +47,7 @@ class Usual(Schema, frozen=True):
     ratio: float
     lo: float
     hi: float
+    sigma: float  # one robust standard deviation of their log2
 
 
 class Map(Schema, frozen=True):

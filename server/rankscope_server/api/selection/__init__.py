@@ -1,0 +1,1 @@
+"""Some ranks in some steps: how they deviate, and what they have in common."""
