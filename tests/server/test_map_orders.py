@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rankscope.wire import schema
 from rankscope_server.api.steps.cells import Plane, deviations
 from rankscope_server.api.steps.lanes import MAX_RANKS_SHOWN, Ranks, choose_lanes, rows_of
 from rankscope_server.problems import Problem
-from tests.server.conftest import Sender, TestClient, poster
+from tests.server.conftest import Sender, TestClient, poster, serving
+from tests.server.jobs_sent import send_job
+from tests.server.runs_sent import steps
 from tests.server.seed import seed_with
+from tests.simulator.job import Job
 
 ORDERS = ("rank", "worst", "node", "stage")
 SLOW = 643
@@ -124,6 +129,90 @@ def test_stages_are_groups_in_their_order() -> None:
         ("Stage 0", [1]), ("Stage 1", [0]), ("Stage 1", [3]), ("Stage 2", [5]), ("Stage 10", [4]),
         ("no stage", [2]),
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
+    """48 ranks of 4 by 3 by 4: tensor innermost, then data, then pipeline stages; 4 on a node."""
+    with serving(tmp_path_factory.mktemp("mesh"), "") as client:
+        send_job(poster(client), "mesh", MESH)
+        yield Sender(client, "mesh")
+
+
+MESH = Job(data=3, tensor=4, pipeline=4, steps=12, ranks_per_host=4, backend="gloo")
+KEYS = ["node", "stage", "group:data", "group:tensor", "group:pipeline"]
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [("data", "dp"), ("tensor", "tp"), ("pipeline", "pp")])
+@pytest.mark.parametrize("lanes", [1, 48])
+def test_members_of_a_group_stand_together(
+    mesh: Sender, kind: str, prefix: str, lanes: int
+) -> None:
+    answer = mesh.get("/map", order=f"group:{kind}", lanes=lanes)
+    groups = {name: set(ranks) for name, ranks in MESH.groups.items() if name.startswith(prefix)}
+    together: dict[str, list[int]] = {}
+    for row in answer["rows"]:
+        together.setdefault(row["group"], []).extend(row["ranks"])
+    assert sorted(map(sorted, together.values())) == sorted(map(sorted, groups.values()))
+    assert [rank for ranks in together.values() for rank in ranks] == ranks_of(answer)
+    plain = mesh.get("/map", lanes=48)
+    if lanes == 48:
+        assert (plane(answer) == plane(plain)[ranks_of(answer)]).all()
+
+
+@pytest.mark.parametrize("order", ["rank", "worst", "group:data"])
+@pytest.mark.parametrize("lanes", [7, 48])
+def test_bands_name_the_group_of_a_lane_only_where_all_its_ranks_are_of_it(
+    mesh: Sender, order: str, lanes: int
+) -> None:
+    answer = mesh.get("/map", order=order, lanes=lanes)
+    bands = {band["key"]: band for band in answer["bands"]}
+    assert sorted(bands) == sorted(KEYS)
+    truth = {
+        "node": MESH.host, "stage": lambda rank: f"Stage {MESH.place(rank)[0]}",
+        "group:data": lambda rank: MESH.place(rank)[::2], "group:tensor": lambda rank: rank // 4,
+        "group:pipeline": lambda rank: MESH.place(rank)[1:],
+    }  # fmt: skip
+    for key, band in bands.items():
+        seen: dict[Any, str] = {}
+        for row, place in zip(answer["rows"], band["lanes"], strict=True):
+            own = {truth[key](rank) for rank in row["ranks"]}
+            assert (place >= 0) == (len(own) == 1)
+            if place >= 0:
+                name = band["names"][place]
+                assert seen.setdefault(own.pop(), name) == name
+        assert len(set(seen.values())) == len(seen)
+    if lanes == 48:
+        assert "Stage 2" in bands["stage"]["names"]
+        assert "Ranks 0-3" in bands["group:tensor"]["names"]
+        assert "Ranks 1, 5 and 1 more" in bands["group:data"]["names"]
+
+
+def test_groups_that_come_later_are_seen_and_ranks_of_none_come_last(sender: Sender) -> None:
+    def group(name: str, ranks: list[int]) -> schema.GroupDefined:
+        return schema.GroupDefined(
+            attempt=0, rank=0, time_ns=1, group=name, ranks=ranks, backend="gloo",
+            description="tensor",
+        )  # fmt: skip
+
+    sender.send(
+        schema.RunStarted(attempt=0, rank=-1, time_ns=1, name="r", command=[], world_size=5),
+        *(schema.RankRegistered(attempt=0, rank=rank, time_ns=1, world_size=5, local_rank=rank,
+                                local_world_size=5, node_rank=0, host="node-a", pid=rank + 1)
+          for rank in range(5)),
+        chunks=[steps(rank, 50.0, 10**18, 20) for rank in range(5)],
+    )  # fmt: skip
+    assert sender.get("/map")["bands"] == []
+    sender.send(group("a", [1, 4]), group("b", [0, 3]))
+    answer = sender.get("/map", order="group:tensor")
+    assert [(row["group"], row["ranks"]) for row in answer["rows"]] == [
+        ("Ranks 0, 3", [0]), ("Ranks 0, 3", [3]), ("Ranks 1, 4", [1]), ("Ranks 1, 4", [4]),
+        ("no group", [2]),
+    ]  # fmt: skip
+    (band,) = answer["bands"]
+    assert (band["key"], band["title"], band["lanes"]) == (
+        "group:tensor", "Tensor group", [0, 0, 1, 1, -1],
+    )  # fmt: skip
 
 
 def test_a_long_lane_says_that_its_list_is_cut() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema
-from rankscope_server.api.parallelism.mesh import Group, families_of, layout_of
+from rankscope_server.api.groups.mesh import Group, families_of, layout_of
 from rankscope_server.api.parallelism.pipeline import ideal_of, pipeline_over
 from rankscope_server.api.parallelism.queries import parallelism
 from rankscope_server.api.runs.queries import run_row

@@ -4,7 +4,7 @@
 /** @typedef {Record<string, string | number | null | undefined>} Query */
 
 /** What travels from page to page of one run. */
-export const CARRIED = ['steps', 'ranks', 'attempt', 'sel', 'area', 'order'];
+export const CARRIED = ['steps', 'ranks', 'attempt', 'sel', 'area', 'order', 'bands'];
 
 /** @type {[RegExp, string][]} */
 const PLACES = [

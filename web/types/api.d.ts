@@ -1191,7 +1191,7 @@ export interface Machines {
 /** Ranks by steps, one byte a cell; a bin shows its worst cell. */
 export interface Map {
   metric: string;
-  order: 'node' | 'rank' | 'stage' | 'worst';
+  order: string;
   unit: 'ms' | 'ratio';
   reference: 'own' | 'peers' | null;
   reference_text: string;
@@ -1207,11 +1207,21 @@ export interface Map {
   cells: string;
   missing: string;
   pinned: PinnedRow[];
+  bands: MapBand[];
   marks: Mark[];
   time_ms: (number | null)[];
   world_size: number;
   text: string;
   marks_capped: Capped | null;
+}
+
+/** One way to divide the ranks, and the group of each lane and pinned rank. */
+export interface MapBand {
+  key: string;
+  title: string;
+  names: string[];
+  lanes: number[];
+  pins: number[];
 }
 
 /** One lane of the map. */

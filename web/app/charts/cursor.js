@@ -10,6 +10,7 @@ import { runPath, withQuery } from '../url.js';
 import { timeAt } from './paint.js';
 import {
   coverage,
+  groupOfLane,
   isNeutral,
   MISSING,
   rangesOf,
@@ -29,7 +30,7 @@ import {
 /** @typedef {import('../../types/api.js').ErrorGroup} ErrorGroup */
 /** @typedef {import('./scene.js').Band} Band */
 /** @typedef {{band: Band, step: number, x: number}} Spot */
-/** @typedef {{map: MapData, lanes: import('./paint.js').Lanes, plan: import('./scene.js').Layout, width: number}} View */
+/** @typedef {{map: MapData, lanes: import('./paint.js').Lanes, plan: import('./scene.js').Layout, width: number, band: import('../../types/api.js').MapBand | null}} View */
 
 const REST_MS = 400; // after the last key
 const NAMED = 8; // ranks of a lane in its tip
@@ -111,6 +112,13 @@ export function placeWords(row) {
   return row.group && row.group !== row.host ? `, ${row.group}${host}` : host;
 }
 
+/** Its group in the bands beside the lanes, where nothing else says it. @param {View} view @param {Band} lane @param {import('../../types/api.js').MapRow} row */
+export function bandWords({ band }, lane, row) {
+  const name = groupOfLane(band, lane);
+  if (!band || !name || name === row.host || name === row.group) return '';
+  return `, ${band.key.startsWith('group:') ? `${band.title.toLowerCase()} of ${name.toLowerCase()}` : name}`;
+}
+
 /** The ranks of a lane in the order that they have there, as many as a tip holds. @param {import('../../types/api.js').MapRow} row */
 function ranksWords(row) {
   const total = row.ranks_capped?.total ?? row.ranks.length;
@@ -118,14 +126,14 @@ function ranksWords(row) {
   return `${count(total)} ranks: ${shown}${total > NAMED ? ` and ${count(total - NAMED)} more` : ''}`;
 }
 
-/** Where a key leads; far: 50 steps, or to another node. @param {string} key @param {boolean} far
- * @param {{here: number, step: number, map: MapData, lanesOnly: Band[]}} from @returns {{lane: number, step: number} | null} */
-export function moveSpot(key, far, { here, step, map, lanesOnly }) {
+/** Where a key leads; far: 50 steps, or to another node or group. @param {string} key @param {boolean} far
+ * @param {{here: number, step: number, view: View, lanesOnly: Band[]}} from @returns {{lane: number, step: number} | null} */
+export function moveSpot(key, far, { here, step, view: { map, band: beside }, lanesOnly }) {
   const across = far ? 50 : map.bin;
   const hostOf = (/** @type {number} */ lane) => {
     const band = lanesOnly[lane];
     if (band.kind === 'pin') return `pin ${band.index}`;
-    return map.rows[band.index].group || map.rows[band.index].host;
+    return groupOfLane(beside, band) || map.rows[band.index].group || map.rows[band.index].host;
   };
   const nextLane = (/** @type {1 | -1} */ way) => {
     let lane = here + way;
@@ -291,6 +299,7 @@ export function Cursor({ view, spot, brush, run }) {
       { class: 'tip', style },
       t.b(null, read.row.label),
       placeWords(read.row),
+      bandWords(view, at.band, read.row),
       t.br(null),
       map.bin > 1 ? `steps ${count(read.first)}–${count(read.last)}, worst of them` : `step ${count(read.first)}`,
       read.time ? `, ${timeOfDay(read.time)}` : '',

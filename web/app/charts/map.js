@@ -15,6 +15,7 @@ import {
   areaBetween,
   areaWords,
   bandOf,
+  bandWords,
   Cursor,
   ErrorMarks,
   laneOf,
@@ -30,7 +31,9 @@ import {
 import { paint, tokens } from './paint.js';
 import {
   bandAt,
+  bandRuns,
   breaksOf,
+  chosenBand,
   decodeBytes,
   isNeutral,
   LINK_PITCH,
@@ -61,6 +64,7 @@ import {
 
 const NAME_HEIGHT = 14; // of a lane's name; below the last lane stands what the axis shows
 const AXIS_GAP = 3; // between the last lane and what the axis shows
+const TONES = 6; // colours of bands: a group that comes again has its own
 const TAKEN_MS = 350; // after the last key that changed the selection
 const WIDTH_STEP = 32; // a window that is dragged wider asks again once per so many pixels
 
@@ -122,10 +126,13 @@ export function RankMap({ run, topic, maxHeight, ranks, metric, errors = 0, onDa
     strip: true,
     maxHeight,
   }).height;
-  const view = map && lanes && plan && width && map.columns > 0 ? { map, lanes, plan, width } : null;
+  const band = map ? chosenBand(map, query.value.bands) : null;
+  const view = map && lanes && plan && width && map.columns > 0 ? { map, lanes, plan, width, band } : null;
   return t.div(
     { class: `rankmap ${answer.pending && answer.data ? 'again' : ''}`, ref: frame, 'data-api': paths.map },
-    plan && map ? el(Gutter, { map, plan, lanes: /** @type {Lanes} */ (lanes), run }) : t.div({ class: 'gutter' }),
+    plan && map
+      ? el(Gutter, { map, plan, lanes: /** @type {Lanes} */ (lanes), run, band })
+      : t.div({ class: 'gutter' }),
     t.div(
       { class: 'plotframe' },
       t.div(
@@ -160,8 +167,8 @@ function decodeLanes(map) {
   };
 }
 
-/** Names beside the lanes: all of them where they fit, else as many as do. @param {{map: MapData, plan: Layout, lanes: Lanes, run: string}} props */
-function Gutter({ map, plan, lanes, run }) {
+/** Names beside the lanes: all of them where they fit, else as many as do. @param {{map: MapData, plan: Layout, lanes: Lanes, run: string, band: import('../../types/api.js').MapBand | null}} props */
+function Gutter({ map, plan, lanes, run, band: beside }) {
   const rows = plan.bands.filter((band) => band.kind === 'row');
   const pitch = rows.length > 1 ? rows[1].y - rows[0].y : 20;
   const onset = map.marks.find((mark) => mark.kind === 'onset')?.step ?? map.step_lo;
@@ -224,10 +231,10 @@ function Gutter({ map, plan, lanes, run }) {
           : null,
       );
     }),
-    groups.map(({ name, top, bottom }) =>
+    (beside ? bandRuns(beside, rows) : []).map(({ place, name, top, bottom }) =>
       t.div({
         key: `g${top}`,
-        class: 'groupband',
+        class: `groupband tone${place % TONES}`,
         style: { top: `${top}px`, height: `${bottom - top}px` },
         title: name,
       }),
@@ -341,7 +348,7 @@ function Plot({ run, view, strip, errors }) {
           ? ' from its own early steps'
           : ' from median';
     announce(
-      `${read.row.label}${placeWords(read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}${noiseWords(map, read.level)}`,
+      `${read.row.label}${placeWords(read.row)}${bandWords(view, to.band, read.row)}, step ${to.step}, ${levelWords(map, read.level)}${from}${noiseWords(map, read.level)}`,
     );
     if (read.level !== MISSING && (read.row.ranks.length > 1 || map.bin > 1)) nameSoon(to);
   }
@@ -418,7 +425,7 @@ function Plot({ run, view, strip, errors }) {
       : { band: lanesOnly[0], step: map.step_hi };
     const at = spot.value ?? { ...start, x: 0 };
     const here = Math.max(0, laneOf(lanesOnly, at.band));
-    const to = moveSpot(event.key, far, { here, step: at.step, map, lanesOnly });
+    const to = moveSpot(event.key, far, { here, step: at.step, view, lanesOnly });
     if (to) {
       const next = { band: lanesOnly[to.lane], step: to.step, x: xOf(map, to.step, width) };
       if (!event.shiftKey) anchor.current = null;

@@ -104,7 +104,7 @@ export function robustZ({ usual }, ratio) {
 
 /** "robust z 6.2"; nothing where it is not known. @param {number | null} z */
 export function zWords(z) {
-  return z === null ? '' : `robust z\u00a0${zText(z)}`;
+  return z === null ? '' : `robust\u00a0z\u00a0${zText(z)}`;
 }
 
 /** @param {number | null} z */
@@ -318,6 +318,35 @@ export function nearestBand(plan, kind, y) {
   let best = null;
   for (const band of plan.bands) if (band.kind === kind && (!best || away(band) < away(best))) best = band;
   return best;
+}
+
+/** Which groups stand beside the lanes: those that are asked for, else those that the lanes are in order of, else the nodes; null for none. @param {RankMap} map @param {string | undefined} asked */
+export function chosenBand(map, asked) {
+  const find = (/** @type {string} */ key) => map.bands.find((band) => band.key === key);
+  if (asked === 'none') return null;
+  return (asked && find(asked)) || find(map.order) || find('node') || null;
+}
+
+/** The name of the group of a lane; empty where its ranks are of several, or of none. @param {import('../../types/api.js').MapBand | null} band @param {{kind: string, index: number}} lane */
+export function groupOfLane(band, { kind, index }) {
+  const at = (kind === 'pin' ? band?.pins : band?.lanes)?.[index] ?? -1;
+  return at < 0 ? '' : (band?.names[at] ?? '');
+}
+
+/** Lanes beside each other that are of one group. @param {import('../../types/api.js').MapBand} band @param {Band[]} rows
+ * @returns {{place: number, name: string, top: number, bottom: number}[]} */
+export function bandRuns(band, rows) {
+  /** @type {{place: number, name: string, top: number, bottom: number}[]} */
+  const runs = [];
+  let before = -1;
+  for (const [lane, { y, height }] of rows.entries()) {
+    const place = band.lanes[lane];
+    const last = runs.at(-1);
+    if (place >= 0 && place === before && last) last.bottom = y + height;
+    else if (place >= 0) runs.push({ place, name: band.names[place], top: y, bottom: y + height });
+    before = place;
+  }
+  return runs;
 }
 
 /** Which lanes begin another group than the one above them. @param {readonly {group: string}[]} rows @returns {Set<number>} */

@@ -3,7 +3,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { RankMap } from '../charts/map.js';
-import { rankRanges, referenceWords, usualWords } from '../charts/scene.js';
+import { chosenBand, rankRanges, referenceWords, usualWords } from '../charts/scene.js';
 import { change, count, duration, figure, plural, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle, theme } from '../page.js';
@@ -167,11 +167,28 @@ function setOrder(order) {
   setQuery({ order: order === 'rank' ? null : order });
 }
 
-function nextOrder() {
-  const here = ORDERS.findIndex(([name]) => name === (query.value.order ?? 'rank'));
-  const [name, title] = ORDERS[(here + 1) % ORDERS.length];
+/** The orders of a map: those of every run, and by process groups of each kind. @param {MapData | null} map */
+function ordersOf(map) {
+  const groups = map?.bands.filter((band) => band.key.startsWith('group:')) ?? [];
+  return [...ORDERS, ...groups.map(({ key, title }) => [key, `By ${title.toLowerCase()}`])];
+}
+
+/** @param {MapData | null} map */
+function nextOrder(map) {
+  const orders = ordersOf(map);
+  const here = orders.findIndex(([name]) => name === (query.value.order ?? 'rank'));
+  const [name, title] = orders[(here + 1) % orders.length];
   setOrder(name);
   announce(`Ranks of the map: ${title.toLowerCase()}`);
+}
+
+/** @param {MapData | null} map */
+function nextBands(map) {
+  const keys = [...(map?.bands.map((band) => band.key) ?? []), 'none'];
+  const here = keys.indexOf((map && chosenBand(map, query.value.bands)?.key) ?? 'none');
+  const key = keys[(here + 1) % keys.length];
+  setQuery({ bands: key });
+  announce(`Bands beside the map: ${map?.bands.find((band) => band.key === key)?.title.toLowerCase() ?? 'none'}`);
 }
 
 /** Select the ranks that the verdict names, since its onset; without one those that the map pins. @param {Overview | null} overview @param {MapData | null} map */
@@ -197,7 +214,12 @@ export function MapCard({ run, topic, maxHeight, overview, metric, tools }) {
     [
       { keys: 'b', text: 'Select the slow ranks: what they have in common', run: () => selectNamed(overview, map) },
       { keys: 't', text: 'The map as a table, and back', run: () => setTable((old) => !old) },
-      { keys: 'o', text: 'Order of the map’s ranks: worst first, by node, by stage, by rank', run: nextOrder },
+      {
+        keys: 'o',
+        text: 'Order of the map’s ranks: worst first, by node, stage, group, rank',
+        run: () => nextOrder(map),
+      },
+      { keys: 'B', text: 'Bands beside the map: node, stage, process groups', run: () => nextBands(map) },
     ],
     [overview, map],
   );
@@ -219,8 +241,20 @@ export function MapCard({ run, topic, maxHeight, overview, metric, tools }) {
             value: query.value.order ?? 'rank',
             onChange: (event) => setOrder(event.currentTarget.value),
           },
-          ORDERS.map(([name, title]) => t.option({ key: name, value: name }, title)),
+          ordersOf(map).map(([name, title]) => t.option({ key: name, value: name }, title)),
         ),
+        map && map.bands.length > 1
+          ? t.select(
+              {
+                key: 'b',
+                'aria-label': 'Bands beside the map',
+                value: chosenBand(map, query.value.bands)?.key ?? 'none',
+                onChange: (event) => setQuery({ bands: event.currentTarget.value }),
+              },
+              map.bands.map(({ key, title }) => t.option({ key, value: key }, `Bands: ${title.toLowerCase()}`)),
+              t.option({ key: 'none', value: 'none' }, 'No bands'),
+            )
+          : null,
         range
           ? t.button(
               { key: 'z', type: 'button', class: 'link', onClick: () => setQuery({ steps: null }) },

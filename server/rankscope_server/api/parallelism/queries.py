@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ import sqlalchemy as sa
 
 from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST
 from rankscope_server.answers import LeftOut, capped, json_object
+from rankscope_server.api.groups.mesh import Family, Layout, families_of, layout_of
+from rankscope_server.api.groups.stored import groups_of
 from rankscope_server.api.parallelism import words
-from rankscope_server.api.parallelism.mesh import Family, Group, Layout, families_of, layout_of
 from rankscope_server.api.parallelism.pipeline import pipeline_over
 from rankscope_server.api.parallelism.schema import (
     BearingFinding,
@@ -80,20 +80,6 @@ def parallelism(connection: sa.Connection, run: sa.Row[Any]) -> Parallelism:
         findings=_bearing(connection, run),
         left_out=_left_out(found, planes),
     )
-
-
-def groups_of(connection: sa.Connection, run: sa.Row[Any]) -> list[Group]:
-    """Return the process groups of the newest attempt."""
-    table = tables.process_group.c
-    rows = connection.execute(
-        sa.select(table.group, table.ranks, table.backend, table.description)
-        .where(table.run_id == run.run_id, table.attempt == run.attempt)
-        .order_by(table.group)
-    )
-    return [
-        Group(name, tuple(json.loads(ranks)), backend, description)
-        for name, ranks, backend, description in rows
-    ]
 
 
 def _steps(connection: sa.Connection, run: sa.Row[Any], world_size: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope_server.api.parallelism.mesh import WHOLE, Family, Layout
+from rankscope_server.api.groups.mesh import WHOLE, Family, Layout
 from rankscope_server.api.parallelism.schema import Pipeline
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.findings.text import percent_text, ratio_text

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server.api.parallelism.queries import groups_of
+from rankscope_server.api.groups.stored import groups_of
+from rankscope_server.api.kept import Kept
 from rankscope_server.api.runs.environment import facts_of, stored_facts
 from rankscope_server.api.selection.common import Array, Column, Member
 from rankscope_server.api.selection.schema import Kind
@@ -25,9 +24,7 @@ from rankscope_server.observe.environment_rules import (
 from rankscope_server.text import group_text
 
 _HOST = re.compile(r"(^|[._])(hostname|host|fqdn)$", re.IGNORECASE)
-_MAX_KEPT = 16  # runs whose columns of facts stay in memory
-_kept: OrderedDict[tuple[str, str, int], tuple[tuple[int, ...], list[Column]]] = OrderedDict()
-_lock = Lock()
+_kept: Kept[list[Column]] = Kept(most=16)  # runs
 
 
 def place_columns(rows: dict[int, Any], height: int) -> list[Column]:
@@ -74,17 +71,10 @@ def fact_columns(
     """
     version = (*stored_facts(connection, run_id, attempt), height)
     key = (str(connection.engine.url), run_id, attempt)
-    with _lock:
-        kept = _kept.get(key)
-    if kept is None or kept[0] != version:
-        facts = facts_of(connection, run_id, attempt)
-        kept = version, list(_columns(facts, height))
-        with _lock:
-            _kept[key] = kept
-            _kept.move_to_end(key)
-            if len(_kept) > _MAX_KEPT:
-                _kept.popitem(last=False)
-    return kept[1], version[0]
+    found = _kept.get(
+        key, version, lambda: list(_columns(facts_of(connection, run_id, attempt), height))
+    )
+    return found, version[0]
 
 
 def _columns(facts: dict[int, dict[str, str]], height: int) -> Iterator[Column]:

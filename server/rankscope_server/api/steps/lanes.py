@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
@@ -27,6 +27,8 @@ class Ranks:
     hosts: list[str]
     stages: list[int]
     deviations: Array  # how much it deviates over the range; NaN: it has no data there
+    # by order: the names of groups, and per rank a place in them, -1 for none
+    groups: Mapping[str, tuple[Sequence[str], Array]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,9 @@ def choose_lanes(order: str, ranks: Ranks, most: int) -> Lanes:
     Lanes never mix two groups. With `worst` the first half of the lanes hold one rank each.
     Raises Problem 422 for an order that is not known, or of more groups than there may be lanes.
     """
-    if order not in ORDERS:
-        raise Problem(
-            422, f"order {order[:40]!r} is not known", "order", f"use {', '.join(ORDERS)}"
-        )
+    if order not in ORDERS and order not in ranks.groups:
+        use = ", ".join(dict.fromkeys((*ORDERS, *ranks.groups)))
+        raise Problem(422, f"order {order[:40]!r} is not known", "order", f"use {use}")
     most = min(max(most, 1), MAX_LANES)
     numbers, names = _groups(order, ranks)
     if len(names) > MAX_LANES:
@@ -96,6 +97,10 @@ def _groups(order: str, ranks: Ranks) -> tuple[Array, list[str]]:
         keys = ranks.stages
         known = sorted(set(keys), key=lambda stage: (stage < 0, stage))
         named = {stage: f"Stage {stage}" if stage >= 0 else "no stage" for stage in known}
+    elif order in ranks.groups:
+        names, codes = ranks.groups[order]
+        keys = np.where(codes < 0, len(names), codes).tolist()
+        named = dict(enumerate([*names, "no group"]))
     elif order == "worst":
         keys = np.isnan(ranks.deviations).tolist()
         named = {False: "", True: "no data"}
@@ -125,7 +130,7 @@ def rows_of(lanes: Lanes, ranks: Ranks) -> list[MapRow]:
         shown = own[:MAX_RANKS_SHOWN].tolist()
         rows.append(
             MapRow(
-                label=_label(own),
+                label=label_of(own),
                 ranks=shown,
                 ranks_capped=capped(len(shown), len(own)),
                 worst_rank=_worst_of(own, ranks.deviations),
@@ -145,7 +150,8 @@ def _is_range(own: Array) -> bool:
     return bool((np.diff(own) == 1).all())
 
 
-def _label(own: Array) -> str:
+def label_of(own: Array) -> str:
+    """Return "Rank 5", "Ranks 8-15" or "Ranks 3, 11 and 6 more"."""
     if len(own) > 1 and _is_range(own):
         return f"Ranks {own[0]}-{own[-1]}"
     return rank_list(own.tolist(), _NAMED).capitalize()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from rankscope.wire.backends import is_of_device
 from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST, STEP_SKIPPED
 from rankscope_server.answers import capped, json_object
 from rankscope_server.api.runs.queries import RANK_HEAD, onset_step, rank_rows, role_of
+from rankscope_server.api.steps.bands import groups_by_order, map_bands, memberships
 from rankscope_server.api.steps.cells import (
     Array,
     Held,
@@ -41,7 +42,7 @@ from rankscope_server.api.steps.queries import (
     quiet,
     warm_up_steps,
 )
-from rankscope_server.api.steps.schema import Cell, Map, Mark, Order, PinnedRow, Usual
+from rankscope_server.api.steps.schema import Cell, Map, Mark, PinnedRow, Usual
 from rankscope_server.findings.text import percent_text
 from rankscope_server.ingest.step_metrics import (
     BLOCKED_METRICS,
@@ -104,10 +105,11 @@ def rank_map(
     size = bin_of(last - first + 1, width)
     held = Held(peers.on_device & (metric in DEVICE_METRICS), HOLD_STEPS)
     plane = _fold_steps(connection, run.run_id, metric, peers, first, last, size, held)
-    columns = plane.worst.shape[1]
     is_ratio = metric in RATIO_METRICS
     warm_up = _warm_up(connection, run, first, size)
-    ranks = Ranks(peers.hosts, peers.roles, deviations(plane, warm_up[0], is_ratio=is_ratio))
+    ways = memberships(connection, run, peers.hosts, peers.roles)
+    lost = deviations(plane, warm_up[0], is_ratio=is_ratio)
+    ranks = Ranks(peers.hosts, peers.roles, lost, groups_by_order(ways))
     chosen = choose_lanes(order, ranks, lanes)
     worst, missing = fold_ranks(plane, chosen, size, last - first + 1)
     plain = worst
@@ -117,9 +119,10 @@ def rank_map(
     reference = _reference(plane.kinds) if is_ratio else None
     usual = usual_ratios(plain, is_of_peers=reference == "peers") if is_ratio else None
     marks, num_marks = _marks(connection, run, first, last)
+    pinned = _pinned(connection, run, plane, ranks, size, last - first + 1, scale, chosen, usual)
     return Map(
         metric=metric,
-        order=cast("Order", order),
+        order=order,
         unit="ratio" if is_ratio else "ms",
         reference=reference,
         reference_text=reference_text(metric, plane.kinds),
@@ -129,12 +132,13 @@ def rank_map(
         step_lo=first,
         step_hi=last,
         bin=size,
-        columns=columns,
+        columns=plane.worst.shape[1],
         rank_bin=chosen.most_ranks,
         rows=rows_of(chosen, ranks),
         cells=encode(worst, scale),
         missing=to_base64(missing),
-        pinned=_pinned(connection, run, plane, ranks, size, last - first + 1, scale, chosen, usual),
+        pinned=pinned,
+        bands=map_bands(ways, chosen, [pin.rank for pin in pinned]),
         marks=marks,
         marks_capped=capped(len(marks), num_marks),
         time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from rankscope_server.answers import Capped, Schema
 
-Order: TypeAlias = Literal["rank", "worst", "node", "stage"]
+Order: TypeAlias = Literal["rank", "worst", "node", "stage"]  # besides `group:NAME` of each kind
 
 
 class MapRow(Schema, frozen=True):
@@ -41,6 +41,16 @@ class Mark(Schema, frozen=True):
     text: str
 
 
+class MapBand(Schema, frozen=True):
+    """One way to divide the ranks, and the group of each lane and pinned rank."""
+
+    key: str  # "node", "stage", or "group:" and a kind of process groups; also an order
+    title: str
+    names: list[str]
+    lanes: list[int]  # a place in `names`; -1: of several, of none, or not known
+    pins: list[int]
+
+
 class Usual(Schema, frozen=True):
     """Ratios of the cells of a picture as they are anyway: the middle one, and its noise."""
 
@@ -54,7 +64,7 @@ class Map(Schema, frozen=True):
     """Ranks by steps, one byte a cell; a bin shows its worst cell."""
 
     metric: str
-    order: Order
+    order: str
     unit: Literal["ratio", "ms"]
     reference: Literal["peers", "own"] | None
     reference_text: str
@@ -70,6 +80,7 @@ class Map(Schema, frozen=True):
     cells: str
     missing: str
     pinned: list[PinnedRow]
+    bands: list[MapBand]
     marks: list[Mark]
     time_ms: list[float | None]
     world_size: int

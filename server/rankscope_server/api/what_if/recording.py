@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST
 from rankscope_server.api.communication.calls import meetings
 from rankscope_server.api.communication.queries import MAX_CALLS, calls_of
-from rankscope_server.api.parallelism.mesh import Family, families_of, layout_of
-from rankscope_server.api.parallelism.queries import groups_of
+from rankscope_server.api.groups.mesh import Family, families_of, layout_of
+from rankscope_server.api.groups.stored import groups_of
 from rankscope_server.api.ranks.chunks import Wanted, choose
 from rankscope_server.api.runs.environment import facts_of
 from rankscope_server.api.runs.queries import RANK_HEAD, onset_step, rank_rows

@@ -1,0 +1,1 @@
+"""Process groups as ranks reported them, and the mesh that they span."""
