@@ -111,7 +111,12 @@ def test_the_steps_before_the_fault_are_as_usual(job: Sender) -> None:
 def test_among_many_the_slow_ones_are_named(job: Sender) -> None:
     answer = ask(job, "16-39", 120, 180)
     assert answer["slow"]["ranks"] == "24-31"
-    assert f"but ranks 24-31 are up to 1.4{TIMES} slower" in answer["text"]
+    slow = f"ranks 24-31 are up to 1.4{TIMES} slower than the other ranks in the same steps"
+    assert f"Ranks 16-39, steps 120-180: {slow}, the other 16 not" in answer["text"]
+    half = ask(job, "20-27", 120, 180)
+    assert f"ranks 24-27 are up to 1.4{TIMES} slower" in half["text"]
+    most = ask(job, "23-31", 120, 180)
+    assert "8 of 9 ranks" in most["text"]
     assert not any("driver" in text for text in texts(answer))
 
 

@@ -60,8 +60,9 @@ def selection(
     if hi < lo:
         raise not_found(f"step {lo:,} was not made", f"the last is {run.step:,}", "from")
     measured = measure(connection, run, peers, chosen, lo, hi)
-    findings, of_findings, total = _findings(connection, run, chosen, lo, hi)
-    errors, of_errors, num_kinds = _errors(connection, run, chosen, lo, hi)
+    through = hi + 1 if hi == run.step else hi  # a step that never ended is not counted
+    findings, of_findings, total = _findings(connection, run, chosen, lo, through)
+    errors, of_errors, num_kinds = _errors(connection, run, chosen, lo, through)
     groups, has_groups = group_members(connection, run, chosen)
     facts, num_facts = fact_columns(connection, run.run_id, run.attempt, peers.height)
     common, not_known = shared_of(

@@ -101,42 +101,50 @@ def z_text(z: float | None) -> str:
 
 
 def _deviation(answer: Selection) -> str:
-    ratio = answer.ratio
-    if ratio is None:
+    if answer.ratio is None:
         return "no self time is known here"
-    text = "" if answer.reference == "peers" else _against(answer, ratio)
-    slow = answer.slow
-    if slow is not None and slow.count < answer.num_ranks:
-        if answer.is_usual:
-            verb = "is" if slow.count == 1 else "are up to"
-            whose = "its" if slow.count == 1 else "their"
-            than = f" than {whose} peers" if answer.reference == "peers" else ""
-            text += f"{', but ' if text else ''}{slow.text} {verb} {times_text(slow.ratio)}{than}"
-        elif ratio > 1:
-            text += f", {slow.count:,} of {answer.num_ranks:,} ranks"
-    before = answer.before_ratio
+    slow, before = answer.slow, answer.before_ratio
+    is_part = slow is not None and slow.count < answer.num_ranks
+    text = _compared(answer, answer.ratio) or "no rank is slower than its peers"
     if before is not None and not 1 / _CHANGED <= before <= _CHANGED:
-        change = f"{times_text(before)} than in the steps before"
-        if slow is not None and slow.count < answer.num_ranks:
-            change = f"all together {change}"
-        text += f"{(', but ' if answer.is_usual else ', and ') if text else ''}{change}"
-    text = text or "no rank is slower than its peers"
+        together = "all together " if is_part else ""
+        but = "but" if answer.is_usual and not is_part else "and"
+        text += f", {but} {together}{times_text(before)} than in the steps before"
     num_steps = answer.step_hi - answer.step_lo + 1
     if answer.num_steps_read < num_steps:
         text += f" ({answer.num_steps_read:,} of the {num_steps:,} steps were read)"
     return text
 
 
-def _against(answer: Selection, ratio: float) -> str:
-    than = {
-        "others": "the other ranks in the same steps",
-        "other roles": "ranks of other stages in the same steps",
-    }.get(answer.reference or "", "in early steps")
+def _compared(answer: Selection, ratio: float) -> str:
+    """Return how self time compares; empty where all ranks are as their peers."""
+    slow, than = answer.slow, _than(answer)
+    if slow is not None and slow.count * 2 <= answer.num_ranks:  # the middle rank is none of them
+        verb = "is" if slow.count == 1 else "are up to"
+        text = f"{slow.text} {verb} {times_text(slow.ratio)} than {than}"
+        rest = answer.num_ranks - slow.count
+        return text if answer.reference == "peers" else f"{text}, the other {rest:,} not"
+    if answer.reference == "peers":
+        return ""
     if answer.is_usual:
         return f"as fast as {than} ({ratio:.2f}{_TIMES}{_z(answer)}, usual in this run)"
     text = f"{times_text(ratio)} than {than}"
     text += f" ({z_text(answer.z)})" if answer.z is not None else ""
-    return text + _phase(answer)
+    text += _phase(answer)
+    if slow is not None and slow.count < answer.num_ranks:
+        text += f", {slow.count:,} of {answer.num_ranks:,} ranks"
+    return text
+
+
+def _than(answer: Selection) -> str:
+    if answer.reference == "others":
+        one = answer.world_size - answer.num_ranks == 1
+        return f"the other rank{'' if one else 's'} in the same steps"
+    if answer.reference == "other roles":
+        return "ranks of other stages in the same steps"
+    if answer.reference == "peers":
+        return "its peers" if answer.slow and answer.slow.count == 1 else "their peers"
+    return "in early steps"
 
 
 def _z(answer: Selection) -> str:
