@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { binFor, breaksOf, coverage, growMarks, isNeutral, laneSummary, layout, MISSING, nearestBand, palette,
+import { bandRuns, binFor, breaksOf, chosenBand, coverage, groupOfLane, growMarks, isNeutral, laneSummary, layout, MISSING, nearestBand, palette,
   pixelColumns, rangesOf, rankOf, rankRanges, ranksOf, ranksTitle, ratioOf, rgb, robustZ, stepAt, stretch, stretches, ticks,
   usualLevel, usualOf, usualWords, wholeColumns, xOf, zoom, zText } from '../../../web/app/charts/scene.js';
 
@@ -187,6 +187,24 @@ test('a lane whose list is cut holds all ranks that follow each other', () => {
   assert.deepEqual(ranksOf(cut), [0, 1, 2, 3, 4]);
   assert.deepEqual(ranksOf({ ...cut, label: 'Ranks 0, 1 and 3 more' }), [0, 1, 2]);
   assert.deepEqual(ranksOf({ ranks: [7], ranks_capped: null, label: 'Rank 7' }), [7]);
+});
+
+test('bands are those that are asked for, or of the order, or the nodes where most lanes are of one', () => {
+  const band = (key, lanes) => ({ key, title: key, names: ['a', 'b'], lanes, pins: [1] });
+  const map = { order: 'rank', bands: [band('node', [0, 0, 1]), band('stage', [-1, -1, 0])] };
+  assert.equal(chosenBand(map, undefined).key, 'node');
+  assert.equal(chosenBand(map, 'stage').key, 'stage');
+  assert.equal(chosenBand(map, 'none'), null);
+  assert.equal(chosenBand({ ...map, order: 'stage' }, 'group:gone').key, 'stage');
+  assert.equal(chosenBand({ ...map, bands: [band('node', [-1, -1, 0])] }, undefined), null);
+  const rows = [0, 10, 20].map((y) => ({ kind: 'row', index: y / 10, y, height: 8 }));
+  assert.deepEqual(bandRuns(map.bands[0], rows), [
+    { place: 0, name: 'a', top: 0, bottom: 18 },
+    { place: 1, name: 'b', top: 20, bottom: 28 },
+  ]);
+  assert.deepEqual(bandRuns(map.bands[1], rows), [{ place: 0, name: 'a', top: 20, bottom: 28 }]);
+  assert.equal(groupOfLane(map.bands[1], rows[0]), '');
+  assert.equal(groupOfLane(map.bands[0], { kind: 'pin', index: 0 }), 'b');
 });
 
 test('the robust z is in standard deviations of the log of a ratio', () => {

@@ -263,7 +263,8 @@ export function AreaBoxes({ view: { map, plan, width }, area, draft }) {
     t.div({
       key: top,
       class: part ? 'areabox part' : 'areabox',
-      style: { left: `${left}px`, top: `${top}px`, width: `${wide}px`, height: `${bottom - top}px` },
+      // Around the lanes: a thin one would be hidden by its own box.
+      style: { left: `${left - 2}px`, top: `${top - 2}px`, width: `${wide + 4}px`, height: `${bottom - top + 4}px` },
     }),
   );
 }

@@ -55,7 +55,7 @@ export function MapTable({ map, run }) {
         cell: ({ worst }) =>
           worst === null || map.unit !== 'ratio'
             ? '–'
-            : `${zText(robustZ(map, ratioOf(worst)))}${worst >= 254 ? ' or more' : ''}`,
+            : `${worst >= 254 ? '≥ ' : ''}${zText(robustZ(map, ratioOf(worst)))}`,
       },
       {
         label: 'At step',

@@ -320,11 +320,13 @@ export function nearestBand(plan, kind, y) {
   return best;
 }
 
-/** Which groups stand beside the lanes: those that are asked for, else those that the lanes are in order of, else the nodes; null for none. @param {RankMap} map @param {string | undefined} asked */
+/** Which groups stand beside the lanes: those that are asked for, else those that the lanes are in order of, else the nodes where most lanes are of one; null for none. @param {RankMap} map @param {string | undefined} asked */
 export function chosenBand(map, asked) {
   const find = (/** @type {string} */ key) => map.bands.find((band) => band.key === key);
   if (asked === 'none') return null;
-  return (asked && find(asked)) || find(map.order) || find('node') || null;
+  const nodes = find('node');
+  const shown = nodes && 2 * nodes.lanes.filter((place) => place >= 0).length >= nodes.lanes.length;
+  return (asked && find(asked)) || find(map.order) || (shown ? nodes : null);
 }
 
 /** The name of the group of a lane; empty where its ranks are of several, or of none. @param {import('../../types/api.js').MapBand | null} band @param {{kind: string, index: number}} lane */
