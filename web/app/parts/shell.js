@@ -99,9 +99,9 @@ function section(name) {
   return name === 'rank' ? 'ranks' : name === 'finding' ? 'findings' : name;
 }
 
-/** Give up what is selected on the map, then what is pinned. */
+/** Give up what is selected, where the page has a map, then what is pinned. */
 function release() {
-  if (query.value.area) setQuery({ area: null });
+  if (query.value.area && document.querySelector('.areapanel')) setQuery({ area: null });
   else if (query.value.sel) setQuery({ sel: null });
 }
 
