@@ -22,6 +22,7 @@ from rankscope_server.api.steps.cells import robust_z, usual_band
 from rankscope_server.api.steps.schema import Usual
 from tests.server.conftest import DATABASES, Sender, log_line, poster, serving, url_of
 from tests.server.jobs_sent import send_job
+from tests.server.runs_sent import steps
 from tests.simulator.job import Fault, Job
 
 SLOW_HOST = range(24, 32)
@@ -326,6 +327,29 @@ def test_facts_are_counted_anew_when_a_rank_sends_others(sender: Sender) -> None
     sender.send(schema.Environment(attempt=0, rank=2, time_ns=2, facts={"driver": "2"}))
     (driver,) = columns()
     assert [driver.values[code] for code in driver.codes] == ["1", "1", "2"]
+
+
+def test_what_sent_nothing_is_not_known(sender: Sender) -> None:
+    def asked() -> Any:
+        return sender.client.get("/api/v1/runs/run/selection?ranks=2-3&from=5&to=9")
+
+    assert asked().status_code == 404
+    sender.send(
+        schema.RunStarted(attempt=0, rank=-1, time_ns=1, name="r", command=[], world_size=5)
+    )
+    assert (asked().status_code, asked().json()["error"]["field"]) == (404, "from")
+    sender.send(chunks=[steps(rank, 50.0, 10**18, 20) for rank in (0, 1)])
+    answer = asked().json()
+    assert answer["text"] == (
+        "Ranks 2-3, steps 5-9: no self time is known here; nothing recorded is in common that the "
+        "others have not; no finding."
+    )
+    empty = ("ratio", "z", "is_usual", "self_ms", "slow", "worst", "num_lines", "from_ms")
+    assert [answer[name] for name in empty] == [None] * len(empty)
+    assert answer["notes"] == [
+        "No process group is recorded.", "No rank sent its environment.",
+    ]  # fmt: skip
+    assert (answer["hosts"], answer["common"]) == ([], [])
 
 
 def test_a_large_run_is_answered_in_time(
