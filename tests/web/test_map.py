@@ -202,7 +202,7 @@ def test_shift_and_arrows_select_and_escape_gives_it_up(
     watched = open_page(f"runs/{SLOW}/ranks?steps=101-200")
     page = watched.page
     page.locator(".plotregion").focus()
-    for key in ("Home", "ArrowDown", "Control+ArrowRight"):
+    for key in ("Home", "ArrowDown", "Alt+ArrowRight"):
         page.keyboard.press(key)
     page.locator("[aria-live=polite]", has_text="Rank 1 on node-a, step 151").wait_for()
     for key in ("Shift+ArrowRight", "Shift+ArrowRight", "Shift+ArrowDown"):

@@ -418,8 +418,9 @@ function Plot({ run, view, strip, errors }) {
   }
   /** @type {import('preact').KeyboardEventHandler<HTMLDivElement>} */
   function key(event) {
-    const far = event.ctrlKey && event.key.startsWith('Arrow');
-    if ((event.ctrlKey && !far) || event.metaKey || event.altKey || lanesOnly.length === 0) return;
+    // A Mac keeps Ctrl with an arrow for itself: Alt does the same.
+    const far = (event.ctrlKey || event.altKey) && event.key.startsWith('Arrow');
+    if (((event.ctrlKey || event.altKey) && !far) || event.metaKey || lanesOnly.length === 0) return;
     const start = selected
       ? { band: bandOf(view, selected.rank) ?? lanesOnly[0], step: selected.step }
       : { band: lanesOnly[0], step: map.step_hi };

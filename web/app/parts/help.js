@@ -9,7 +9,7 @@ import { Icon } from './bits.js';
 /** What the map answers to while it has the focus. @type {[string, string][]} */
 const MAP_KEYS = [
   ['arrows', 'One cell'],
-  ['Ctrl+arrows', '50 steps, one node'],
+  ['Ctrl+arrows', '50 steps, one node (on a Mac Alt)'],
   ['Shift arrows', 'Select ranks and steps'],
   ['Esc', 'Give up the selection'],
   ['Home End', 'First, last step'],
