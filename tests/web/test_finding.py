@@ -74,10 +74,14 @@ def test_a_slow_rank_is_drawn_beside_its_peers(
 ) -> None:
     finding = first_finding(site, SLOW)
     watched = open_page(f"runs/{SLOW}/findings/{finding['id']}")
-    card = watched.page.locator(".card", has_text=f"Self time of rank {finding['ranks'][0]} beside")
-    card.locator(".series canvas").wait_for()
-    assert f"dashed: step {finding['onset_step']}" in card.inner_text()
-    label = card.get_by_role("img").get_attribute("aria-label")
+    picture = watched.page.locator(".picture", has_text="Self time, each step").first
+    picture.locator(".series canvas").wait_for()
+    assert "dashed: the onset" in watched.page.locator(".card", has=picture).inner_text()
+    text = picture.inner_text()
+    assert f"rank {finding['ranks'][0]}" in text
+    assert "the 7 other ranks, and their median" in text
+    assert "Source: steps as each rank measured them, by its own clock." in text
+    label = picture.get_by_role("img").get_attribute("aria-label")
     assert label is not None
     assert label.startswith("Self time, each step: ")
     watched.check()

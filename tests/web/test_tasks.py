@@ -34,6 +34,9 @@ ANSWERS = {
     "How far is a rank": (".maptable tbody tr >> nth=0", rf"Rank {SLOW_RANK}\b.*\+\d+ %\s+\d+"),
     "The map as numbers": (".maptable tbody tr >> nth=0", rf"Rank {SLOW_RANK}\b"),
     "Which findings": ("#verdict", rf"Rank {SLOW_RANK}"),
+    "What do the numbers look like": ("[aria-label='Self time, each step in numbers']",
+                                      rf"(?i)step\s+rank {SLOW_RANK}\s+others, least"),
+    "How do I give someone": ("[aria-live=polite] >> nth=0", r"Markdown copied"),
     "What did rank 3 log": ("#verdict", r"[\d,]+ of [\d,]+ lines match"),
     "Which warnings and": ("#verdict", r"[\d,]+ of [\d,]+ lines match"),
     "What numbers did": (".columnheads", r"epoch"),
@@ -60,7 +63,12 @@ ANSWERS = {
     "How do I come back": ("[aria-live=polite] >> nth=0", r"Saved as mine"),
 }  # fmt: skip
 # What these keys bring, which the next one needs; on one page, where it is named.
-FLOATS = {"x": "[role=menu]", "v": "dialog input[type=text]", "logs c": ".fields button:focus"}
+FLOATS = {
+    "n": ".picture",
+    "x": "[role=menu]",
+    "v": "dialog input[type=text]",
+    "logs c": ".fields button:focus",
+}
 
 
 class Task(NamedTuple):

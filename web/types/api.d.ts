@@ -705,6 +705,18 @@ export interface FactValue {
   ranks: number[];
 }
 
+/** Amounts beside each other; with several parts each bar is divided into them. */
+export interface FindingBars {
+  key: string;
+  title: string;
+  unit: string;
+  text: string;
+  source: string;
+  parts: string[];
+  bars: PictureBar[];
+  limits: PictureLimit[];
+}
+
 /** One quantity around the onset of a finding: who it names, over the band of the others.  `x` are steps, or ms since the epoch; a bin holds the largest of its values, where it holds several. Without others the band is null. */
 export interface FindingChart {
   key: string;
@@ -712,12 +724,14 @@ export interface FindingChart {
   unit: string;
   axis: 'step' | 'time';
   text: string;
+  source: string;
   x: number[];
   low: (number | null)[] | null;
   median: (number | null)[] | null;
   high: (number | null)[] | null;
   others: string;
   lines: PictureLine[];
+  limits: PictureLimit[];
   onset: number | null;
 }
 
@@ -760,9 +774,26 @@ export interface FindingDetail {
   commands: CommandRow[];
 }
 
-/** What a finding looks like in stored samples and records; without charts `reason` says why.  Both are empty for kinds of findings that have no such picture. */
+/** Who did what when, in ms since the epoch. */
+export interface FindingLanes {
+  key: string;
+  title: string;
+  text: string;
+  source: string;
+  begin_ms: number;
+  end_ms: number;
+  lanes: PictureLane[];
+  others: string;
+  onset: number | null;
+}
+
+/** What a finding looks like in stored samples and records; without any `reason` says why.  `notes` say what is missing beside that which is shown, as retention removed it. */
 export interface FindingPicture {
   charts: FindingChart[];
+  bars: FindingBars[];
+  lanes: FindingLanes[];
+  tables: FindingTable[];
+  notes: string[];
   reason: string;
 }
 
@@ -772,6 +803,16 @@ export interface FindingStack {
   time_ms: number;
   reason: string;
   text: string;
+}
+
+/** What is no amount: which values were seen on which ranks. */
+export interface FindingTable {
+  key: string;
+  title: string;
+  text: string;
+  source: string;
+  columns: string[];
+  rows: string[][];
 }
 
 /** Every finding of a run, and what looked for them. */
@@ -1464,10 +1505,38 @@ export interface PhaseDeviation {
   extra_ms: number;
 }
 
+/** A bar: a value for each part of it, null where not known. */
+export interface PictureBar {
+  label: string;
+  is_named: boolean;
+  values: (number | null)[];
+}
+
+/** A rank, GPU or host over time. */
+export interface PictureLane {
+  label: string;
+  is_named: boolean;
+  spans: PictureSpan[];
+}
+
+/** What values are compared with: a line over the whole picture. */
+export interface PictureLimit {
+  label: string;
+  value: number;
+}
+
 /** A rank, GPU or host that a finding names; a value for each `x`, null where not known. */
 export interface PictureLine {
   label: string;
   values: (number | null)[];
+}
+
+/** What was so from when to when; an event has no length. Where there is none, no data. */
+export interface PictureSpan {
+  begin_ms: number;
+  end_ms: number;
+  state: 'event' | 'inside' | 'ran' | 'stopped' | 'waits';
+  text: string;
 }
 
 /** Whether retention and deletions leave a run alone. */

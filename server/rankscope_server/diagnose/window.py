@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.wire.backends import is_of_device
 from rankscope.wire.formulas import rank_hours_per_day
 from rankscope.wire.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
-from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, Severity
+from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, Level, Severity
 from rankscope_server.findings.kinds import COST, kind_named
 from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.severity import severity_of_cost
@@ -152,6 +152,7 @@ class Window:
         evidence: Iterable[Evidence | str] = (),
         ruled_out: Iterable[str] = (),
         victims: Iterable[int] = (),
+        levels: Iterable[Level] = (),
     ) -> Finding:
         """Return a finding of a registered kind, with what follows from the rest filled in.
 
@@ -187,6 +188,7 @@ class Window:
             evidence=tuple(Evidence(fact) if isinstance(fact, str) else fact for fact in evidence),
             ruled_out=tuple(ruled_out),
             victims=tuple(victims),
+            levels=tuple(levels),
         )
 
     def _onset_ms(self, step: int | None) -> float | None:

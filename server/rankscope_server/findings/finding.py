@@ -28,6 +28,15 @@ class Evidence:
     link: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A number that values were compared with: a line in the chart of this key of its picture."""
+
+    chart: str
+    label: str
+    value: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Who, since when, why, at what cost, and what to do."""
@@ -58,6 +67,7 @@ class Finding:
     ruled_out: tuple[str, ...] = ()
     explained_by: str | None = None  # key of the finding that explains this one
     victims: tuple[int, ...] = ()  # ranks that only wait; for the pages, never accused
+    levels: tuple[Level, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for a kind that is not in the registry."""

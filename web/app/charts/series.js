@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from 'preact/hooks';
 import uPlot from 'uplot';
-import { bytes, count, percent, si, timeOfDay } from '../format.js';
+import { bytes, count, duration, percent, si, timeOfDay } from '../format.js';
 import { theme } from '../page.js';
 import { t } from '../tags.js';
 import { tokens } from './paint.js';
@@ -19,12 +19,13 @@ export function amount(unit, value) {
   if (value == null) return 'no data';
   if (unit === 'ratio') return percent(value);
   if (unit === 'bytes' || unit === 'B') return bytes(value);
+  if (unit === 's' && value >= 120) return duration(1000 * value);
   return si(value, unit);
 }
 
 /** `over` is drawn above the line and its band, in the colour of what is slow; `lines` are drawn over it,
- * each with a look of its own; `summary` says in words what is drawn; `mark` is a place on x; charts with the same `cursor` share it.
- * @typedef {{title: string, summary?: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean, over?: (number | null)[], mark?: number | null, height?: number, note?: import('../tags.js').Children, lines?: (number | null)[][], cursor?: import('@preact/signals').Signal<number | null>}} SeriesProps */
+ * each with a look of its own; `limits` are lines over the whole width, where they are not far beyond all values; `summary` says in words what is drawn; `mark` is a place on x; charts with the same `cursor` share it.
+ * @typedef {{title: string, summary?: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean, over?: (number | null)[], mark?: number | null, height?: number, note?: import('../tags.js').Children, lines?: (number | null)[][], limits?: {label: string, value: number}[], cursor?: import('@preact/signals').Signal<number | null>}} SeriesProps */
 
 /** @param {SeriesProps} props */
 export function Series(props) {
@@ -91,11 +92,50 @@ function drawMark(plot, at, colour) {
   ctx.restore();
 }
 
+const FAR = 3; // times the largest value: a limit that far beyond would leave the values no height
+
+/** Those of the limits that are drawn. @template {{value: number}} Limit @param {Limit[]} limits @param {(number | null)[][]} rows */
+export function near(limits, rows) {
+  const most = Math.max(0, ...rows.flatMap((row) => row.map((value) => value ?? 0)));
+  return limits.filter((one) => one.value <= FAR * most);
+}
+
+/** Lines over the whole width, each with its name above it. @param {uPlot} plot @param {{label: string, value: number}[]} limits @param {Record<string, string>} colours */
+function drawLimits(plot, limits, colours) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = colours.fg2;
+  ctx.lineWidth = devicePixelRatio;
+  ctx.font = `${11 * devicePixelRatio}px ${colours.font}`;
+  ctx.textAlign = 'right';
+  ctx.setLineDash([8 * devicePixelRatio, 3 * devicePixelRatio]);
+  for (const { label, value } of limits) {
+    const y = Math.round(plot.valToPos(value, 'y', true)) + 0.5;
+    ctx.beginPath();
+    ctx.moveTo(bbox.left, y);
+    ctx.lineTo(bbox.left + bbox.width, y);
+    ctx.stroke();
+    ctx.save();
+    ctx.setLineDash([]);
+    ctx.lineWidth = 3 * devicePixelRatio;
+    ctx.strokeStyle = colours.surface;
+    ctx.strokeText(label, bbox.left + bbox.width - 4 * devicePixelRatio, y - 4 * devicePixelRatio);
+    ctx.restore();
+    ctx.fillText(label, bbox.left + bbox.width - 4 * devicePixelRatio, y - 4 * devicePixelRatio);
+  }
+  ctx.restore();
+}
+
 /** @param {SeriesProps} props @param {HTMLElement} element @returns {import('uplot').Options} */
-function options({ x, unit, time, line, over, mark, height = HEIGHT, lines = [], cursor }, element) {
+function options(
+  { x, unit, time, high: highest, line, over, mark, height = HEIGHT, lines = [], limits = [], cursor },
+  element,
+) {
+  const shown = near(limits, [highest, over ?? [], ...lines]);
+  const top = Math.max(0, ...shown.map((one) => one.value));
   // Between gaps a value may stand alone, and a line needs two.
   const dots = { show: over !== undefined && x.length <= FEW, size: 4 };
-  const colours = tokens(element, ['fg2', 'fg3', 'line', 'accent', 'mark', 't-wait', 't-comm', 't-opt']);
+  const colours = tokens(element, ['fg2', 'fg3', 'line', 'surface', 'accent', 'mark', 't-wait', 't-comm', 't-opt']);
   const axis = {
     stroke: colours.fg3,
     grid: { stroke: colours.line, width: 1 },
@@ -109,7 +149,7 @@ function options({ x, unit, time, line, over, mark, height = HEIGHT, lines = [],
     cursor: { drag: { x: false, y: false }, ...(cursor ? { points: { show: false }, y: false } : {}) },
     scales: {
       x: { time: false },
-      y: { range: (_, low, high) => [Math.min(0, low ?? 0), high ? high * 1.08 : 1] },
+      y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, top) * 1.08 || 1] },
     },
     axes: [
       {
@@ -143,7 +183,12 @@ function options({ x, unit, time, line, over, mark, height = HEIGHT, lines = [],
       }),
     ],
     hooks: {
-      ...(mark == null ? {} : { draw: [(/** @type {uPlot} */ plot) => drawMark(plot, mark, colours.mark)] }),
+      draw: [
+        (/** @type {uPlot} */ plot) => {
+          if (mark != null) drawMark(plot, mark, colours.mark);
+          drawLimits(plot, shown, colours);
+        },
+      ],
       ...(cursor
         ? {
             setCursor: [

@@ -4,7 +4,18 @@ import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
 import { count, dateTime, dayCost, kindWords, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
-import { CappedNote, Card, CopyButton, Empty, OnsetStep, Problem, Severity, Skeleton, When } from '../parts/bits.js';
+import {
+  CappedNote,
+  Card,
+  CopyButton,
+  Empty,
+  OnsetStep,
+  Problem,
+  Severity,
+  Share,
+  Skeleton,
+  When,
+} from '../parts/bits.js';
 import { Acknowledge, Explains, Reasons, report, spanWords, WAITS } from '../parts/finding.js';
 import { Lazy } from '../parts/shell.js';
 import { el, t } from '../tags.js';
@@ -13,11 +24,6 @@ import { useFindingKeys } from './overview.js';
 
 /** @typedef {import('../../types/api.js').FindingDetail} FindingDetail */
 /** @typedef {import('../../types/api.js').Findings} Findings */
-
-/** Whether steps of a rank say something about a finding. @param {FindingDetail} finding */
-function hasSteps(finding) {
-  return finding.ranks.length > 0 && finding.onset_step !== null && finding.cost_throughput_ratio !== null;
-}
 
 /** @param {import('../main.js').PageProps & {ended: boolean}} props */
 export function Page({ run, id, topic, overview, ended }) {
@@ -121,17 +127,10 @@ export function Page({ run, id, topic, overview, ended }) {
           el(CompareLink, { finding, run, lastStep: overview.data?.run.step ?? 0 }),
           el(CopyButton, { text: () => report(finding, run), label: 'Copy report', what: 'as text' }),
           el(Acknowledge, { finding, run, changed: answer.refresh }),
+          el(Share, { titleId: 'verdict' }),
         ),
       ),
     ),
-    hasSteps(finding)
-      ? el(Lazy, {
-          key: 'beside',
-          load: () => import('../parts/beside.js'),
-          pick: 'BesideCard',
-          props: { run, finding, lastStep: overview.data?.run.step ?? 0, topic },
-        })
-      : null,
     el(Lazy, {
       key: 'picture',
       load: () => import('../parts/findingpicture.js'),

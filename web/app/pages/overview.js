@@ -344,8 +344,8 @@ const PARTS = {
   other: ['other', 'Other'],
 };
 
-/** @param {string} part @returns {[string, string]} */
-function look(part) {
+/** Colour and name of a part of a step. @param {string} part @returns {[string, string]} */
+export function look(part) {
   return PARTS[part] ?? ['other', part];
 }
 

@@ -2,57 +2,74 @@
 
 import { useState } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { amount, LOOKS, Series } from '../charts/series.js';
+import { amount, LOOKS, near, Series } from '../charts/series.js';
 import { count, sentence, timeOfDay } from '../format.js';
 import { useKeys } from '../keys.js';
+import { look } from '../pages/overview.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
 import { Card, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').FindingPicture} Picture */
 /** @typedef {import('../../types/api.js').FindingChart} Chart */
+/** @typedef {import('../../types/api.js').FindingBars} Bars */
+/** @typedef {import('../../types/api.js').FindingLanes} Lanes */
+/** @typedef {import('../../types/api.js').FindingTable} Facts */
 
 const SHOWN = 400;
+const TITLE = 'What it looked like';
 
 /** @param {{run: string, id: string, topic: string | null}} props */
 export function PictureCard({ run, id, topic }) {
   const path = runPath(run, 'findings', id, 'picture');
   const answer = /** @type {import('../api.js').Answer<Picture>} */ (useApi(path, { topic, on: ['findings'] }));
   const [table, setTable] = useState(false);
-  const charts = answer.data?.charts ?? [];
+  const { charts = [], bars = [], lanes = [], tables = [], notes = [] } = answer.data ?? {};
+  const isDrawn = charts.length + bars.length + lanes.length > 0;
   useKeys(
-    charts.length > 0
-      ? [{ keys: 't', text: 'The picture as a table, and back', run: () => setTable((old) => !old) }]
-      : [],
-    [charts.length],
+    isDrawn ? [{ keys: 't', text: 'The picture as a table, and back', run: () => setTable((old) => !old) }] : [],
+    [isDrawn],
   );
   if (!answer.data) return null;
-  if (charts.length === 0)
-    return answer.data.reason
-      ? el(Card, { title: 'What it looked like', note: sentence(`no picture: ${answer.data.reason}`) })
-      : null;
+  if (!isDrawn && tables.length === 0)
+    return el(Card, { title: TITLE, note: sentence(`no picture: ${answer.data.reason}`), api: path });
+  const onset = [...charts, ...lanes].some((part) => part.onset !== null);
   return el(
     Card,
     {
-      title: 'What it looked like',
+      title: TITLE,
+      api: path,
       note: [
-        table ? 'the picture in numbers' : 'a gap is no value',
-        charts.some((chart) => chart.onset !== null) ? (table ? 'around the onset' : 'dashed: the onset') : '',
+        isDrawn ? (table ? 'the picture in numbers' : 'a gap is no value') : '',
+        isDrawn && onset ? (table ? 'around the onset' : 'dashed: the onset') : '',
       ]
         .filter(Boolean)
         .join(', '),
-      tools: t.button(
-        { type: 'button', class: 'link', onClick: () => setTable(!table), 'aria-pressed': table },
-        table ? 'Picture' : 'Table',
-      ),
+      tools: isDrawn
+        ? t.button(
+            { type: 'button', class: 'link', onClick: () => setTable(!table), 'aria-pressed': table },
+            table ? 'Picture' : 'Table',
+          )
+        : null,
     },
-    table
-      ? charts.map((chart) => el(ChartTable, { key: chart.key, chart }))
-      : t.div(
-          { class: 'pictures' },
-          charts.map((chart) => el(Drawn, { key: chart.key, chart })),
-        ),
+    lanes.map((part) => (table ? el(LanesTable, { key: part.key, part }) : el(DrawnLanes, { key: part.key, part }))),
+    charts.length === 0
+      ? null
+      : table
+        ? charts.map((chart) => el(ChartTable, { key: chart.key, chart }))
+        : t.div(
+            { class: 'pictures' },
+            charts.map((chart) => el(Drawn, { key: chart.key, chart })),
+          ),
+    bars.map((part) => (table ? el(BarsTable, { key: part.key, part }) : el(DrawnBars, { key: part.key, part }))),
+    tables.map((part) => el(FactsTable, { key: part.key, part })),
+    notes.map((note) => t.p({ class: 'note padded', key: note }, sentence(note))),
   );
+}
+
+/** Who measured it, by whose clock. @param {{source: string}} props */
+function From({ source }) {
+  return t.p({ class: 'note faint' }, sentence(`source: ${source}`));
 }
 
 /** @param {{chart: Chart}} props */
@@ -70,6 +87,7 @@ function Drawn({ chart }) {
       line: chart.median ?? first.values,
       over: first.values,
       lines: more.map((line) => line.values),
+      limits: chart.limits,
       mark: chart.onset,
       unit: chart.unit,
       time: chart.axis === 'time',
@@ -77,6 +95,7 @@ function Drawn({ chart }) {
     }),
     t.p({ class: 'note' }, legend(chart)),
     t.p({ class: 'note' }, sentence(chart.text)),
+    el(From, { source: chart.source }),
   );
 }
 
@@ -94,6 +113,9 @@ function legend(chart) {
           ` ${chart.others}, and their median`,
         )
       : null,
+    chart.limits
+      .filter((one) => !near([one], [chart.high ?? [], ...chart.lines.map((line) => line.values)]).length)
+      .map((one) => t.span({ key: one.label }, `beyond the picture: ${one.label}, ${amount(chart.unit, one.value)}`)),
   );
 }
 
@@ -162,5 +184,217 @@ function ChartTable({ chart }) {
           `${count(rows.length)} of ${count(chart.x.length)} places, those around the onset.`,
         )
       : null,
+  );
+}
+
+/** An amount; what is more than nothing is never 0. @param {string} unit @param {number | null} value */
+function least(unit, value) {
+  return unit === 'ratio' && value && value < 0.0005 ? 'under 0.05 %' : amount(unit, value);
+}
+
+/** The share of a track. @param {number} value @param {number} most */
+function percentOf(value, most) {
+  return `${(100 * value) / most}%`;
+}
+
+/** @param {Bars} part @param {string} name @param {boolean} isNamed @param {string} label of the bar @returns {[string, string]} */
+function partLook(part, name, isNamed, label) {
+  if (part.parts.length > 1) return look(name);
+  return [label === 'unknown' ? 'unknown' : isNamed ? 'wait' : 'fwd', name];
+}
+
+/** @param {(number | null)[]} values */
+function sum(values) {
+  return values.reduce((/** @type {number} */ total, value) => total + (value ?? 0), 0);
+}
+
+/** @param {{part: Bars}} props */
+function DrawnBars({ part }) {
+  const totals = part.bars.map((bar) => sum(bar.values));
+  const most = Math.max(1e-9, ...totals, ...part.limits.map((one) => one.value));
+  return t.div(
+    { class: 'picture padded' },
+    t.h3(null, part.title),
+    t.div(
+      { class: 'budget picturebars' },
+      part.bars.map((bar, i) => {
+        const words = bar.values.map(
+          (value, k) => `${partLook(part, part.parts[k], false, bar.label)[1]} ${amount(part.unit, value)}`,
+        );
+        const total = bar.values.every((value) => value === null) ? null : totals[i];
+        return t.div(
+          { class: 'bar', key: bar.label },
+          t.span({ class: 'barlabel' }, bar.is_named ? t.b(null, bar.label) : bar.label),
+          t.span(
+            { class: 'bartrack', role: 'img', 'aria-label': `${bar.label}: ${words.join(', ')}` },
+            total === null ? t.span({ class: 'seg t-unknown', style: { width: '100%' } }) : null,
+            bar.values.map((value, k) =>
+              value
+                ? t.span({
+                    key: part.parts[k],
+                    class: `seg t-${partLook(part, part.parts[k], bar.is_named, bar.label)[0]}`,
+                    title: words[k],
+                    style: { width: percentOf(value, most) },
+                  })
+                : null,
+            ),
+            part.limits.map((one) =>
+              t.span({ key: one.label, class: 'barlimit', style: { left: percentOf(one.value, most) } }),
+            ),
+          ),
+          t.span({ class: 'bartotal' }, least(part.unit, total)),
+        );
+      }),
+      t.ul(
+        { class: 'partlegend' },
+        part.parts.length > 1
+          ? part.parts.map((name) =>
+              t.li({ key: name }, t.span({ class: `swatch t-${look(name)[0]}`, 'aria-hidden': 'true' }), look(name)[1]),
+            )
+          : null,
+        part.limits.map((one) =>
+          t.li(
+            { key: one.label },
+            t.span({ class: 'barlimit', 'aria-hidden': 'true' }),
+            `${one.label}: ${amount(part.unit, one.value)}`,
+          ),
+        ),
+      ),
+    ),
+    t.p({ class: 'note' }, sentence(part.text)),
+    el(From, { source: part.source }),
+  );
+}
+
+/** @param {{part: Bars}} props */
+function BarsTable({ part }) {
+  return t.div(
+    null,
+    t.h3({ class: 'padded' }, part.title),
+    Table({
+      label: `${part.title} in numbers`,
+      rows: part.bars,
+      keyOf: (bar) => bar.label,
+      columns: [
+        { label: '', cell: (bar) => bar.label },
+        ...part.parts.map((name, k) => ({
+          label: part.parts.length > 1 ? look(name)[1] : name.charAt(0).toUpperCase() + name.slice(1),
+          class: 'num nowrap',
+          cell: (/** @type {Bars['bars'][0]} */ bar) => least(part.unit, bar.values[k]),
+        })),
+      ],
+    }),
+  );
+}
+
+/** How a state looks, and what it is called. @type {Record<string, [string, string]>} */
+const STATES = {
+  ran: ['fwd', 'runs'],
+  waits: ['wait', 'in a call'],
+  inside: ['opt', 'elsewhere in its program'],
+  stopped: ['crit', 'stopped'],
+  event: ['event', 'ended, or an error'],
+};
+
+/** @param {{part: Lanes}} props */
+function DrawnLanes({ part }) {
+  const span = Math.max(1, part.end_ms - part.begin_ms);
+  const at = (/** @type {number} */ ms) => percentOf(ms - part.begin_ms, span);
+  const used = Object.keys(STATES).filter((state) =>
+    part.lanes.some((lane) => lane.spans.some((s) => s.state === state)),
+  );
+  return t.div(
+    { class: 'picture padded' },
+    t.h3(null, part.title),
+    t.div(
+      { class: 'picturelanes' },
+      part.lanes.map((lane) =>
+        t.div(
+          { class: 'lanerow', key: lane.label },
+          t.span({ class: 'barlabel' }, lane.is_named ? t.b(null, lane.label) : lane.label),
+          t.span(
+            {
+              class: 'lanetrack',
+              role: 'img',
+              'aria-label': `${lane.label}: ${lane.spans.map((one) => `${one.text} ${until(one)}`).join(', ')}`,
+            },
+            lane.spans.map((one, i) =>
+              t.span({
+                key: i,
+                class: `laneseg t-${STATES[one.state][0]}`,
+                title: `${one.text}, ${until(one)}`,
+                style: { left: at(one.begin_ms), width: percentOf(one.end_ms - one.begin_ms, span) },
+              }),
+            ),
+            part.onset === null || part.onset < part.begin_ms
+              ? null
+              : t.span({ class: 'lanemark', style: { left: at(part.onset) } }),
+          ),
+        ),
+      ),
+      t.div(
+        { class: 'lanerow axis', 'aria-hidden': 'true' },
+        t.span(null),
+        t.span({ class: 'laneaxis' }, t.span(null, timeOfDay(part.begin_ms)), t.span(null, timeOfDay(part.end_ms))),
+      ),
+    ),
+    t.ul(
+      { class: 'partlegend' },
+      used.map((state) =>
+        t.li(
+          { key: state },
+          t.span({ class: `swatch t-${STATES[state][0]}`, 'aria-hidden': 'true' }),
+          STATES[state][1],
+        ),
+      ),
+      t.li(null, t.span({ class: 'hatchmark', 'aria-hidden': 'true' }), 'no data, or ended'),
+      part.others ? t.li(null, `beside: ${part.others}`) : null,
+    ),
+    t.p({ class: 'note' }, sentence(part.text)),
+    el(From, { source: part.source }),
+  );
+}
+
+/** @param {Lanes['lanes'][0]['spans'][0]} span */
+function until(span) {
+  const begin = timeOfDay(span.begin_ms);
+  return span.state === 'event' ? `at ${begin}` : `from ${begin} to ${timeOfDay(span.end_ms)}`;
+}
+
+/** @param {{part: Lanes}} props */
+function LanesTable({ part }) {
+  return t.div(
+    null,
+    t.h3({ class: 'padded' }, part.title),
+    Table({
+      label: `${part.title}, as a list`,
+      rows: part.lanes.flatMap((lane) => lane.spans.map((span) => ({ lane: lane.label, span }))),
+      keyOf: (_, i) => i,
+      columns: [
+        { label: 'Who', class: 'nowrap', cell: ({ lane }) => lane },
+        { label: 'From', class: 'nowrap', cell: ({ span }) => timeOfDay(span.begin_ms) },
+        { label: 'To', class: 'nowrap', cell: ({ span }) => (span.state === 'event' ? '' : timeOfDay(span.end_ms)) },
+        { label: 'What', class: 'wide', cell: ({ span }) => span.text },
+      ],
+    }),
+  );
+}
+
+/** @param {{part: Facts}} props */
+function FactsTable({ part }) {
+  return t.div(
+    { class: 'picture' },
+    t.h3({ class: 'padded' }, part.title),
+    Table({
+      label: part.title,
+      rows: part.rows,
+      keyOf: (_, i) => i,
+      columns: part.columns.map((label, k) => ({
+        label,
+        class: k === 0 ? 'nowrap' : '',
+        cell: (/** @type {string[]} */ row) => row[k],
+      })),
+    }),
+    t.div({ class: 'padded' }, t.p({ class: 'note' }, sentence(part.text)), el(From, { source: part.source })),
   );
 }

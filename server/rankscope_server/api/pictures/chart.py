@@ -7,9 +7,16 @@ from typing import Literal
 
 import numpy as np
 
-from rankscope_server.api.pictures.schema import FindingChart, PictureLine
+from rankscope_server.api.pictures.schema import FindingChart, PictureLimit, PictureLine
 from rankscope_server.api.steps.queries import Array, bin_of, quiet
-from rankscope_server.findings.text import bytes_text, ms_text, percent_text, si_text
+from rankscope_server.findings.text import (
+    bytes_text,
+    ms_text,
+    percent_text,
+    seconds_text,
+    si_text,
+    span_text,
+)
 from rankscope_server.text import plural
 
 WIDTH = 300  # columns
@@ -17,7 +24,8 @@ WIDTH = 300  # columns
 
 def chart_of(
     key: str, title: str, unit: str, axis: Literal["step", "time"], x: Array, lines: Array,
-    labels: Sequence[str], onset: float | None, others: str,
+    labels: Sequence[str], onset: float | None, others: str, *, source: str,
+    limits: Sequence[PictureLimit] = (),
 ) -> FindingChart:  # fmt: skip
     """Return a chart; the first rows of `lines` are those of `labels`, the rest is the band."""
     named, rest = lines[: len(labels)], lines[len(labels) :]
@@ -31,16 +39,19 @@ def chart_of(
         title=title,
         unit=unit,
         axis=axis,
-        text=_text(title, unit, x, named[0], labels[0], median, onset, has_band),
+        text=_text(title, unit, x, named[0], labels[0], median, onset, has_band)
+        + "".join(f"; {one.label}: {amount_text(one.value, unit)}" for one in limits),
+        source=source,
         x=x.tolist(),
-        low=_known(low) if has_band else None,
-        median=_known(median) if has_band else None,
-        high=_known(high) if has_band else None,
+        low=known_values(low) if has_band else None,
+        median=known_values(median) if has_band else None,
+        high=known_values(high) if has_band else None,
         others=others if has_band else "",
         lines=[
-            PictureLine(label=label, values=_known(row))
+            PictureLine(label=label, values=known_values(row))
             for label, row in zip(labels, named, strict=True)
         ],
+        limits=list(limits),
         onset=onset,
     )
 
@@ -71,6 +82,11 @@ def _usual(values: Array, unit: str) -> str:
     value = float(quiet(np.nanmedian, values))
     if np.isnan(value):
         return "no value"
+    return amount_text(value, unit)
+
+
+def amount_text(value: float, unit: str) -> str:
+    """Return a value with its unit."""
     if unit == "bytes":
         return bytes_text(value)
     if unit == "bytes/s":
@@ -79,6 +95,8 @@ def _usual(values: Array, unit: str) -> str:
         return percent_text(value)
     if unit == "ms":
         return ("\N{MINUS SIGN}" if value < 0 else "") + ms_text(abs(value))
+    if unit == "s":
+        return seconds_text(value) if value < 120 else span_text(value)
     return si_text(value, unit)
 
 
@@ -91,5 +109,6 @@ def binned(x: Array, lines: Array) -> tuple[Array, Array]:
     return x[starts], np.fmax.reduceat(lines, starts, axis=1)
 
 
-def _known(values: Array) -> list[float | None]:
+def known_values(values: Array) -> list[float | None]:
+    """Return floats of six digits, None for NaN and infinity."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.tolist()]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import sqlalchemy as sa
 
 from rankscope_server.api.machines.samples import Reader, missed, rates
 from rankscope_server.api.pictures.chart import WIDTH, chart_of
-from rankscope_server.api.pictures.schema import FindingChart
+from rankscope_server.api.pictures.schema import FindingChart, PictureLimit
 from rankscope_server.api.pictures.subject import (
     MAX_LINES,
     Maker,
@@ -21,9 +21,27 @@ from rankscope_server.api.resources.grid import Grid, on_grid
 from rankscope_server.api.resources.quantities import QUANTITIES, Quantity
 from rankscope_server.api.resources.reading import Read, Series, Thing, read_samples
 from rankscope_server.api.steps.queries import Array
+from rankscope_server.findings.policy import POLICY
 
 S = 10**9
-_BY_KEY = {one.key: one for one in QUANTITIES}
+_OF_HOST = "; times by the host's clock"
+# beside those of the page of resources
+_MORE = (
+    Quantity("waits_for_processor", "Ready to run, without a processor", "utilisation", "rank",
+             "process", ("run_delay_us_total",), "ratio", "high", "the kernel's scheduler"),
+    Quantity("held_by_limit", "Kept from running by a limit on processor time", "utilisation",
+             "rank", "process", ("throttled_us_total",), "ratio", "high", "the control group"),
+    Quantity("processors_allowed", "Processors that the training thread may use", "utilisation",
+             "rank", "process", ("cpus_allowed",), "processors", "low", "affinity and cpuset"),
+    Quantity("ecc_corrected", "Corrected memory errors since the driver was loaded", "memory",
+             "gpu", "gpu_health", ("ecc_corrected",), "errors", "high", "NVML"),
+    Quantity("ecc_uncorrected", "Uncorrectable memory errors since the driver was loaded",
+             "memory", "gpu", "gpu_health", ("ecc_uncorrected",), "errors", "high", "NVML"),
+    Quantity("rows_waiting", "Bad memory rows that wait for a reset", "memory", "gpu",
+             "gpu_health", ("remap_pending",), "", "high", "NVML"),
+)  # fmt: skip
+_BY_KEY = {one.key: one for one in (*QUANTITIES, *_MORE)}
+_LOW_ACTIVITY = PictureLimit(label="little to do", value=POLICY.low_activity_ratio)
 
 
 def samples(*keys: str) -> Maker:
@@ -35,29 +53,54 @@ def samples(*keys: str) -> Maker:
         hosts = evenly(sorted(set(subject.host_of.values()) - set(subject.hosts)))
         hosts += [*subject.hosts, *(subject.host_of.get(rank, "") for rank in subject.ranks)]
         read_samples(connection, subject.run_id, wanted, subject.between(), read, hosts)
-        charts = [_sampled(subject, one, read.series.get(one.key, {})) for one in wanted]
+        gpus = _gpus_of(connection, subject) if any(one.scope == "gpu" for one in wanted) else set()
+        charts = [_sampled(subject, one, read.series.get(one.key, {}), gpus) for one in wanted]
         return [chart for chart in charts if chart is not None]
 
     return make
 
 
-def _sampled(subject: Subject, quantity: Quantity, series: Series) -> FindingChart | None:
-    """Return the chart of one quantity; None where nothing of the named was sampled."""
+def _sampled(
+    subject: Subject, quantity: Quantity, series: Series, gpus: Set[Thing]
+) -> FindingChart | None:
+    """Return the chart of one quantity; None where nothing of the named was sampled.
+
+    Where a finding names nothing, as all are meant, the busiest is drawn over the others.
+    """
 
     def is_named(thing: Thing) -> bool:
+        if quantity.scope == "gpu" and gpus:
+            return thing in gpus
         if quantity.scope == "rank" and subject.ranks:
             return thing.number in subject.ranks
         return thing.host in subject.hosts
 
     known = {thing: one for thing, one in series.items() if not np.isnan(one[1]).all()}
     named = sorted(thing for thing in known if is_named(thing))[:MAX_LINES]
-    others = evenly(sorted(thing for thing in known if not is_named(thing)))
+    if known and not (subject.ranks or subject.hosts):
+        named = [max(known, key=lambda thing: float(np.nanmean(known[thing][1])))]
+    others = evenly(sorted(thing for thing in known if thing not in named and not is_named(thing)))
     labels = [_thing_text(quantity, thing) for thing in named]
     return _on_time(
         quantity.key, quantity.title, quantity.unit, subject, [known[one] for one in named],
         [known[one] for one in others], labels,
         others_text(len(others), len(known) - len(named), _NOUNS[quantity.scope]),
+        quantity.source + _OF_HOST,
+        [_LOW_ACTIVITY] if subject.kind == "gpu_underuse" else subject.limits(quantity.key),
     )  # fmt: skip
+
+
+def _gpus_of(connection: sa.Connection, subject: Subject) -> set[Thing]:
+    """Return the GPUs of the named ranks, as their processes were seen; empty where none was."""
+    hosts = sorted({subject.host_of[rank] for rank in subject.ranks if rank in subject.host_of})
+    if not hosts:
+        return set()
+    reader = Reader(connection, subject.run_id, "gpu_process", hosts, (0, subject.last_ns))
+    return {
+        Thing(host, int(key[0]))
+        for (host, key), part in reader.read(["rank"])
+        if set(part["rank"].tolist()) & set(subject.ranks)
+    }
 
 
 _NOUNS = {"rank": "rank", "gpu": "GPU", "node": "node", "job": "job"}
@@ -95,7 +138,7 @@ def links(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
         series = {rank: _ratio_of(by_rank[rank], *of) for rank in (*named, *others)}
         chart = _on_time(key, title, unit, subject, [series[rank] for rank in named],
                          [series[rank] for rank in others], [f"rank {rank}" for rank in named],
-                         text)  # fmt: skip
+                         text, "the kernel's counters of TCP" + _OF_HOST)  # fmt: skip
         if chart is not None:
             charts.append(chart)
     return charts
@@ -128,7 +171,8 @@ def _ratio_of(
 
 def _on_time(
     key: str, title: str, unit: str, subject: Subject, named: Sequence[tuple[Array, Array]],
-    others: Sequence[tuple[Array, Array]], labels: Sequence[str], others_text: str,
+    others: Sequence[tuple[Array, Array]], labels: Sequence[str], others_text: str, source: str,
+    limits: Sequence[PictureLimit] = (),
 ) -> FindingChart | None:  # fmt: skip
     edges = [(int(times[0]), int(times[-1])) for times, _ in (*named, *others) if len(times)]
     if not edges or not named:
@@ -141,4 +185,5 @@ def _on_time(
         return None
     x = (grid.begin_ns + np.arange(grid.count) * grid.bin_ns) / 1e6
     onset = None if subject.onset_ns is None else subject.onset_ns / 1e6
-    return chart_of(key, title, unit, "time", x, lines, labels, onset, others_text)
+    return chart_of(key, title, unit, "time", x, lines, labels, onset, others_text, source=source,
+                    limits=limits)  # fmt: skip

@@ -9,10 +9,14 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope_server.api.pictures.chart import WIDTH, chart_of
-from rankscope_server.api.pictures.schema import FindingChart
+from rankscope_server.api.pictures.schema import FindingChart, PictureLimit
 from rankscope_server.api.pictures.subject import Maker, Subject, evenly, others_text
 from rankscope_server.api.steps.queries import Array, bin_of
+from rankscope_server.diagnose.parameter_server.ages import ages_of
+from rankscope_server.observe.version_table import BOUND, NAMES, VersionTable
 from rankscope_server.store import tables
+
+MAX_VALUES = 200_000  # of one picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,14 @@ LOSS = Number("loss", "Loss of backward()", "")
 PRINTED = Number("printed_loss", "Loss as the script prints it", "")
 NORM = Number("gradient_norm", "Gradient norm, reduced", "")
 LOCAL_NORM = Number("gradient_norm_local", "Gradient norm before reduction", "")
+LEARNING_RATE = Number("learning_rate", "Learning rate", "")
+TOKENS = Number("tokens", "Tokens of the rank's batches", "tokens")
 _MEMORY = {
     "rss_bytes": Number("rss_bytes", "Memory of the process", "bytes"),
     "workers_rss_bytes": Number("workers_rss_bytes", "Memory of its loader workers", "bytes"),
     "cuda_allocated_bytes": Number("cuda_allocated_bytes", "GPU memory in tensors", "bytes"),
 }
+SOURCE = "what the rank recorded in each step"
 _FRAGMENTS = (
     Number("cuda_fragmentation_bytes", "GPU memory held for no tensor", "bytes"),
     Number("cuda_reserved_bytes", "GPU memory held by the allocator", "bytes"),
@@ -93,9 +100,58 @@ def _numbers(
         found.append(
             chart_of(one.name, one.title, one.unit, "step", x[given], lines[:, given],
                    [f"rank {rank}" for rank in named], subject.onset_step,
-                   others_text(len(others), len(subject.host_of) - len(named), "rank"))
+                   others_text(len(others), len(subject.host_of) - len(named), "rank"),
+                   source=SOURCE, limits=subject.limits(one.name))
         )  # fmt: skip
     return found
+
+
+def ages(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
+    """Draw how many versions late the gradients of workers are applied, and the declared bound."""
+    first, last = subject.steps()
+    table = versions_of(connection, subject, (*NAMES, BOUND), (first, last))
+    found = {rank: ages_of(rows) for rank, rows in table.rows.items()}
+    known = {rank: one for rank, one in found.items() if one is not None}
+    worst = sorted(known, key=lambda rank: -known[rank].mean)
+    named = [rank for rank in subject.ranks or worst[:1] if rank in known]
+    if not named:
+        return []
+    others = evenly([rank for rank in known if rank not in named])
+    x = np.arange(first, last + 1)
+    lines = np.full((len(named) + len(others), len(x)), np.nan)
+    for row, rank in enumerate((*named, *others)):
+        lines[row, known[rank].steps - first] = known[rank].ages
+    given = ~np.isnan(lines).all(axis=0)
+    size = bin_of(int(given.sum()), WIDTH)
+    starts = np.arange(0, int(given.sum()), size)
+    bound = max(table.bound.values(), default=-1)
+    return [
+        chart_of(
+            "age", "Age of a gradient when it is applied", "versions", "step", x[given][starts],
+            np.fmax.reduceat(lines[:, given], starts, axis=1), [f"rank {rank}" for rank in named],
+            subject.onset_step, others_text(len(others), len(known) - len(named), "rank"),
+            source="versions of the parameters that the script recorded",
+            limits=[PictureLimit(label="the declared bound", value=bound)] if bound >= 0 else [],
+        )
+    ]  # fmt: skip
+
+
+def versions_of(
+    connection: sa.Connection, subject: Subject, names: Sequence[str], steps: tuple[int, int]
+) -> VersionTable:
+    """Return these numbers of all ranks as a table of versions and shards."""
+    metric, table = tables.metric.c, VersionTable()
+    rows = connection.execute(
+        sa.select(metric.rank, metric.step, metric.name, metric.value)
+        .where(
+            metric.run_id == subject.run_id, metric.attempt == subject.attempt,
+            metric.name.in_(names), metric.value.is_not(None), metric.step.between(*steps),
+        )
+        .limit(MAX_VALUES)
+    )  # fmt: skip
+    for rank, step, name, value in rows:
+        table.put(rank, step, {name: value})
+    return table
 
 
 def _held(lines: Array) -> Array:

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from rankscope_server.api.pictures.chart import WIDTH, binned, chart_of
 from rankscope_server.api.pictures.schema import FindingChart
-from rankscope_server.api.pictures.subject import MAX_LINES, Subject, others_text
+from rankscope_server.api.pictures.subject import MAX_LINES, Maker, Subject, evenly, others_text
+from rankscope_server.api.steps.map import own_part, planes_of
 from rankscope_server.api.steps.queries import (
     first_step,
     load_range,
@@ -19,6 +20,37 @@ from rankscope_server.api.steps.queries import (
 )
 from rankscope_server.ingest.step_metrics import STARTED
 from rankscope_server.store import tables
+
+SOURCE = "steps as each rank measured them, by its own clock"
+
+
+def of_rank(metric: str, title: str) -> Maker:
+    """Return what draws a part of each step of the named ranks, over the ranks of their role."""
+
+    def make(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
+        first, last = _after_warm_up(connection, subject)
+        planes = load_range(
+            connection, subject.run_id, planes_of(metric), first, last, subject.attempt
+        )
+        values = own_part(metric, planes)
+        if not values.size or np.isnan(values).all():
+            return []
+        named = [rank for rank in subject.ranks if rank < len(values)]
+        peers = [rank for rank in subject.peers() if rank < len(values)]
+        others = evenly(peers)
+        lines, labels = values[[*named, *others]], [f"rank {rank}" for rank in named]
+        if not named:  # all are meant
+            lines = np.concatenate([quiet(np.nanmax, values, axis=0)[None], values[others]])
+            labels = ["the slowest rank"]
+        x, lines = binned(np.arange(first, last + 1), lines)
+        whom = others_text(len(others), len(peers), "rank")
+        return [
+            chart_of(metric, title, "ms", "step", x, lines, labels, subject.onset_step,
+                     whom if named else whom.replace(" other", ""),
+                     source=SOURCE, limits=subject.limits(metric))
+        ]  # fmt: skip
+
+    return make
 
 
 def pace(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
@@ -30,7 +62,8 @@ def pace(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
     slowest = quiet(np.nanmax, steps, axis=0)[None]
     x, lines = binned(np.arange(first, last + 1), slowest)
     return [chart_of("step", "Step time, of the slowest rank", "ms", "step", x, lines,
-                   ["the job"], subject.onset_step, "")]  # fmt: skip
+                   ["the job"], subject.onset_step, "", source=SOURCE,
+                   limits=subject.limits("step"))]  # fmt: skip
 
 
 def _after_warm_up(connection: sa.Connection, subject: Subject) -> tuple[int, int]:
@@ -73,7 +106,8 @@ def _starts(
     return [
         chart_of("started", title, "ms", "step", x, lines, [f"rank {rank}" for rank in named],
                  subject.onset_step,
-                 others_text(len(others), len(subject.host_of) - len(named), "rank"))
+                 others_text(len(others), len(subject.host_of) - len(named), "rank"),
+                 source="when each rank says that its steps began")
     ]  # fmt: skip
 
 
@@ -95,5 +129,7 @@ def _offsets(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
     onset = None if subject.onset_ns is None else subject.onset_ns / 1e6
     title = f"Clock of {host}, ahead of the server's"
     return [
-        chart_of("offset", title, "ms", "time", times, lines, [host], onset, "where it surely lies")
-    ]
+        chart_of("offset", title, "ms", "time", times, lines, [host], onset,
+                 "where it surely lies", source="round trips between collector and server; "
+                 "times by the host's clock")
+    ]  # fmt: skip

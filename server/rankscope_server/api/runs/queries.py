@@ -187,12 +187,12 @@ def rate_in(request: Request, connection: sa.Connection, run: sa.Row[Any]) -> Ra
     return rate_of(connection, run, service_of(request).settings.price_list())
 
 
-_SERVERS = -2  # the role of all that serve others
+SERVERS = -2  # the role of all that serve others
 
 
 def role_of(row: Any) -> int:
     """Return with which ranks one is compared: those of its pipeline stage, servers apart."""
-    return _SERVERS if row.role == SERVER else int(row.stage)
+    return SERVERS if row.role == SERVER else int(row.stage)
 
 
 def rank_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,20 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
 
     Of very many ranks fewer steps.
     """
+    verdict = json_object(run.verdict) or {}
+    return budget_around(connection, run, last, verdict.get("onset_step"), verdict.get("ranks", []))
+
+
+def budget_around(
+    connection: sa.Connection, run: sa.Row[Any], last: int, onset: int | None,
+    named: Sequence[int],
+) -> Budget:  # fmt: skip
+    """Return what the last steps consist of, and those before an onset; some ranks apart."""
     hi = run.step
     stages = {
         row.rank: role_of(row) for row in rank_rows(connection, run.run_id, run.attempt, RANK_HEAD)
     }
     most = steps_of_many(run.world_size, stages)
-    verdict = json_object(run.verdict) or {}
-    onset = verdict.get("onset_step")
     lo, _ = typical_range(connection, run.run_id, hi, min(max(last, 1), MAX_STEPS, most), onset)
     planes = load_range(connection, run.run_id, _METRICS, lo, hi)
     width = planes["step"].shape[1]
@@ -59,7 +67,7 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
         planes,
         range(height),
         [stages.get(rank, -1) for rank in range(height)],
-        [rank for rank in verdict.get("ranks", []) if rank < height],
+        [rank for rank in named if rank < height],
         before,
         slice(total - width, total),
         median_step_ms(connection, run.run_id, lo, hi),

@@ -21,6 +21,7 @@ from rankscope_server.findings.finding import (
     NOT_HERE,
     DetectorResult,
     Finding,
+    Level,
     Severity,
     ran,
     skipped,
@@ -316,6 +317,7 @@ def slow_save_finding(window: Window, saves: Saves) -> Finding | None:
     return window.finding(
         "slow_checkpoint",
         f"slow-checkpoint/{rank if ranks else 'all'}",
+        levels=[Level("saves", "before", float(np.median(before)))] if jumped else (),
         severity=severity,
         ranks=ranks,
         onset_step=at,
@@ -379,6 +381,7 @@ def interval_finding(window: Window, advice: IntervalAdvice, saves: Saves) -> Fi
     return window.finding(
         "checkpoint_interval",
         "checkpoint-interval",
+        levels=[Level("apart", "advised", advice.interval), Level("apart", "now", advice.now)],
         severity=severity,
         cost=saved,
         what=f"Saving every {span_text(advice.interval)} in place of {span_text(advice.now)} "

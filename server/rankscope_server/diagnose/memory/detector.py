@@ -15,6 +15,7 @@ from rankscope_server.findings.finding import (
     DetectorResult,
     Evidence,
     Finding,
+    Level,
     Severity,
     ran,
     skipped,
@@ -279,6 +280,9 @@ def growth_finding(window: Window, growing: Sequence[Growth], alike: tuple[int, 
         evidence=tuple(_evidence(window, growth) for growth in growing[:4]),
         ruled_out=("Warm-up and a high-water mark: it still grows as fast in its last quarter",),
         disproof="A cache or buffer of known size is being filled and stops by itself",
+        levels=[Level(first.name, "no room is left", first.now_bytes + first.room.left_bytes)]
+        if first.room is not None
+        else (),
     )
 
 

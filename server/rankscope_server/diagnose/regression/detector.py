@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.wire.formulas import SIGMA_PER_MAD
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, ran, skipped
+from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, Level, ran, skipped
 from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.severity import severity_of_cost
 from rankscope_server.findings.statistics import Array, median
@@ -427,6 +427,7 @@ def regression_finding(window: Window, slower: Slower) -> Finding:
     return window.finding(
         "regression",
         "runs",
+        levels=[Level("step", many, slower.base_ms)],
         cost=cost,
         what=f"This run is {percent_text(rise)} slower than {many} with the same command",
         why=f"Median step {ms_text(slower.now.step_ms)} against {ms_text(slower.base_ms)}"
@@ -466,6 +467,7 @@ def slowdown_finding(window: Window, change: StepSlowdown) -> Finding:
     return window.finding(
         "slowdown",
         "within",
+        levels=[Level("step", "before", change.before_ms), Level("step", "since", change.after_ms)],
         severity=severity,
         onset_step=change.step,
         cost=cost,

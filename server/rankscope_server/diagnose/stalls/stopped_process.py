@@ -59,6 +59,7 @@ _CAUSES = {
         "or no other rank waits for these",
     ),
 }
+STOPPED_BY = {code: cause.by for code, cause in _CAUSES.items()}
 
 
 @dataclass(frozen=True, slots=True)
