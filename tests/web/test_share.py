@@ -123,6 +123,66 @@ def test_the_answer_is_the_one_that_the_panel_was_drawn_from(
     watched.check()
 
 
+def verdict_of(watched: Watched) -> Any:
+    panel = watched.page.locator("section.verdict")
+    panel.wait_for()
+    return panel
+
+
+@pytest.mark.parametrize("path", ["", "/findings"])
+def test_a_verdict_is_copied_with_its_reasons_and_what_to_do(
+    site: Site, open_page: Callable[..., Watched], path: str
+) -> None:
+    found = site.ask(f"runs/{SLOW}/findings")["open"][0]
+    watched = open_page(f"runs/{SLOW}{path and path + '/' + str(found['id'])}")
+    page, panel = watched.page, verdict_of(watched)
+    watched.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    text = copied(page, panel, "Copy as Markdown")
+    blocks = text.split("\n\n")
+    assert blocks[0] == f"**{found['what']}**"
+    assert blocks[-1].endswith(f"]({page.url})")
+    for title in ("Why we think so", "Ruled out", "What to do"):
+        assert f"**{title.lower()}**" in text.lower()
+    for said in (found["next"], *found["ruled_out"], found["evidence"][0]["text"]):
+        assert said.lower() in text.lower()
+    answer = json.loads(copied(page, panel, "Copy as JSON"))
+    about = answer if path else answer["verdict"]
+    assert about["what"] == found["what"]
+    panel.get_by_role("button", name="Share").press("Enter")
+    expect(panel.get_by_role("menuitem")).to_have_text(
+        ["Copy linkl", "Copy as Markdownm", "Copy as JSONj", "Save as JSONJ", "Save as picturep"]
+    )
+    page.keyboard.press("Escape")
+    watched.check()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_verdict_is_a_picture(open_page: Callable[..., Watched], theme: str) -> None:
+    watched = open_page(f"runs/{SLOW}", theme=theme)
+    panel = verdict_of(watched)
+    box = panel.bounding_box()
+    name, content = saved(panel, "Save as picture")
+    assert name.startswith(f"{SLOW}-rank-{SLOW_RANK}")
+    picture = base64.b64encode(content).decode()
+    found = watched.page.evaluate(LOOK, [picture, [0, 0, 0.6, 0.3]])
+    assert found["size"] == [2 * round(box["width"]), 2 * round(box["height"])]
+    assert (sum(found["edge"][:3]) > 3 * 128) == (theme == "light")
+    assert len(found["colours"]) > 8, "the letters of the sentence"
+    watched.check()
+
+
+def test_x_shares_the_verdict_of_a_run_first(site: Site, open_page: Callable[..., Watched]) -> None:
+    watched = open_page(f"runs/{SLOW}")
+    verdict_of(watched)
+    watched.page.keyboard.press("x")
+    menu = watched.page.locator("section.verdict").get_by_role("menu")
+    expect(menu.get_by_role("menuitem", name="Copy link")).to_be_focused()
+    assert violations(watched.page) == []
+    box, width = menu.bounding_box(), watched.page.viewport_size["width"]
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+    watched.check()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_picture_shows_the_panel_with_title_and_axes(
     open_page: Callable[..., Watched], theme: str

@@ -7,7 +7,7 @@ import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
-import { CappedNote, Command, CopyButton, Icon, OnsetStep, Severity, Table, When } from './bits.js';
+import { CappedNote, Command, CopyButton, Icon, OnsetStep, Severity, Share, Table, When } from './bits.js';
 
 /** @typedef {import('../../types/api.js').ShownFinding} Finding */
 /** @typedef {import('../../types/api.js').ShownVerdict} Verdict */
@@ -42,6 +42,7 @@ export function AnswerCard({ answer, coverage, run }) {
           title: answer.state === 'advice' ? 'What to change' : undefined,
         }),
       ),
+      t.div({ class: 'tools' }, el(Share, { titleId: 'verdict' })),
     ),
     el(CoverageLine, { coverage, run }),
   );
@@ -146,6 +147,7 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
         el(OnsetStep, { finding: verdict, run }),
         el(CopyButton, { text: () => report(verdict, run), label: 'Copy report', what: 'as text' }),
         el(Acknowledge, { finding: verdict, run, changed }),
+        el(Share, { titleId: 'verdict' }),
       ),
     ),
   );

@@ -37,7 +37,7 @@ function carryOver(from, copy) {
       copies[i].replaceWith(image);
     }
   });
-  for (const one of copy.querySelectorAll('.tools a, .tools button, .sharebox, .cursor')) one.remove();
+  for (const one of copy.querySelectorAll('.tools a, .tools button, .buttons, .sharebox, .cursor')) one.remove();
 }
 
 /** The panel within its ancestors, which have no boxes of their own here. @param {HTMLElement} panel */

@@ -48,6 +48,21 @@ function linesOf(list) {
   return ['```text', ...texts.map((text) => text.replaceAll('```', '` ` `')), '```'].join('\n');
 }
 
+const SAID = '.kicker, .why, .verdictcost, .reasons h2, .reasons p, .reasons code, .deciding b, .coverage > span, li';
+
+/** What a verdict says, in its order, with what is folded. @param {HTMLElement} panel */
+function saidOf(panel) {
+  if (!panel.matches('.verdict')) return [];
+  const texts = [...panel.querySelectorAll(SAID)].map((one) => {
+    const text = (shownText(one) || one.textContent || '').replace(/\s+/g, ' ').trim();
+    if (!text) return '';
+    if (one.matches('h2, b')) return `**${text}**`;
+    if (one.matches('code')) return `\`\`\`sh\n${text}\n\`\`\``;
+    return one.matches('li') ? `- ${text}` : text;
+  });
+  return texts.filter(Boolean);
+}
+
 /** What the panel shows, with where it was seen. @param {HTMLElement} panel */
 function markdownOf(panel) {
   const charts = [...panel.querySelectorAll('[role=img], [role=application]')].filter((one) => one.checkVisibility());
@@ -55,6 +70,7 @@ function markdownOf(panel) {
   const notes = [...panel.querySelectorAll('.note:not(.sharebox *)')].map(shownText);
   const body = [
     `**${titleOf(panel)}**`,
+    ...saidOf(panel),
     ...notes,
     ...tables.map((table) => asMarkdown(gridOf(table))),
     ...[...panel.querySelectorAll('[role=listbox]')].map(linesOf),
