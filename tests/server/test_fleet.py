@@ -8,15 +8,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
 from rankscope_server.api.fleet import queries
 from rankscope_server.api.fleet.hosts import Named, Run, hosts_over_runs, worst_host
-from rankscope_server.api.fleet.weeks import KEPT, LOST, OTHER, UNKNOWN, Spent, by_week, monday_of
+from rankscope_server.api.fleet.weeks import (
+    KEPT,
+    LOST,
+    OTHER,
+    UNKNOWN,
+    Spent,
+    Use,
+    by_week,
+    monday_of,
+)
 from rankscope_server.store import tables
 from rankscope_server.verdict.cost import PARTS
 from tests.server.conftest import Sender, TestClient, poster
@@ -102,6 +113,35 @@ def test_weeks_begin_on_monday_and_the_empty_ones_are_there() -> None:
     assert weeks[1].rank_hours == 0.0
 
 
+def test_a_week_says_what_was_lost_to_what_by_project_and_how_busy_machines_were() -> None:
+    now = int(dt.datetime(2026, 11, 28, 1, tzinfo=dt.UTC).timestamp()) * 10**9
+    parts = dict.fromkeys(PARTS, 0.0)
+    first = {"parts": parts | {"productive": 7200.0, "straggling": 1800.0, "restart": 3600.0}}
+    second = {"parts": parts | {"productive": 36000.0, "communication": 3600.0}}
+    runs = [
+        Spent(now, first, "a", is_live=True, gpu=Use(100, 90), cpu=Use(300, 30)),
+        Spent(now, second, "b", gpu=Use(300, 60)),
+        Spent(now, None, "b"),
+        Spent(now - 7 * DAY, None, "a", cpu=Use(0, 0)),
+    ]
+    before, week = by_week(runs, now, 2)
+    assert (before.is_over, week.is_over) == (True, False)
+    assert (before.gpu_utilization_ratio, before.cpu_utilization_ratio) == (None, None)
+    assert (before.num_runs, before.num_unknown, before.rank_hours) == (1, 1, 0.0)
+    assert (week.num_runs, week.num_unknown, week.num_live) == (3, 1, 1)
+    assert week.productive_rank_hours == 12.0
+    assert (week.kept_rank_hours, week.lost_rank_hours) == (13.0, 1.5)
+    assert {name for name in week.lost_by_cause} == LOST
+    lost = {name: hours for name, hours in week.lost_by_cause.items() if hours}
+    assert lost == {"straggling": 0.5, "restart": 1.0}
+    assert (week.gpu_utilization_ratio, week.num_gpu_known) == (150 / 400, 2)
+    assert (week.cpu_utilization_ratio, week.num_cpu_known) == (0.1, 1)
+    assert [(one.project, one.rank_hours, one.num_live) for one in week.projects] == [
+        ("b", 11.0, 0), ("a", 3.5, 1),
+    ]  # fmt: skip
+    assert week.projects[0].cpu_utilization_ratio is None
+
+
 def test_each_part_is_in_one_group() -> None:
     groups = (KEPT, LOST, OTHER, UNKNOWN)
     assert sorted(name for group in groups for name in group) == sorted(PARTS)
@@ -154,6 +194,63 @@ def change(client: TestClient, *statements: Any) -> None:
     service = client.app.state.service  # type: ignore[attr-defined]
     for one in statements:
         service.writer.run(lambda unit, one=one: unit.connection.execute(one))
+
+
+def sampled(kind: str, times_s: Sequence[float], began_ns: int, **columns: Any) -> Any:
+    """Return samples of node-a at these times, one a second as a rule."""
+    count = len(times_s)
+    values: dict[str, Any] = {
+        name: np.full(count, -1, np.float32 if name in schema.FLOAT_COLUMNS else np.int64)
+        for name in schema.CHUNK_COLUMNS[kind]
+    }
+    times = began_ns + (np.array(times_s) * 1e9).astype(np.int64)
+    values |= {"time_ns": times, "interval_ns": np.full(count, 10**9)}
+    values |= {name: np.asarray(column, values[name].dtype) for name, column in columns.items()}
+    return schema.Chunk(
+        kind=kind, attempt=0, rank=-1, host="node-a", count=count, time_lo_ns=int(times[0]),
+        time_hi_ns=int(times[-1]), data=encode_chunk(values),
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def counters(times_s: Sequence[float], began_ns: int, us: Sequence[float]) -> Any:
+    """Return processors that were busy for so long in all at these times, half of it as system."""
+    half = [int(value) // 2 for value in us]
+    return sampled("host", times_s, began_ns, cpu_user_us_total=half, cpu_system_us_total=half)
+
+
+def utilisation(client: TestClient) -> tuple[float | None, float | None]:
+    weeks = [week for week in client.get("/api/v1/fleet").json()["weeks"] if week["num_runs"]]
+    (week,) = weeks
+    return week["gpu_utilization_ratio"], week["cpu_utilization_ratio"]
+
+
+def test_how_busy_machines_were_is_added_up_as_samples_come(client: TestClient) -> None:
+    now = time.time_ns()
+    began = now - 60 * 10**9
+    sender = started(client, "r", ("node-a",), began)
+    assert utilisation(client) == (None, None)
+    gpus = sampled("gpu", [0, 0, 1, 1], began, gpu=[0, 1, 0, 1],
+                   utilization_ratio=[1.0, 0.0, 0.5, -1.0])  # fmt: skip
+    first = sender.body(chunks=[gpus])
+    assert client.post("/api/v1/ingest", content=first).status_code == 200
+    assert client.post("/api/v1/ingest", content=first).status_code == 200, "sent twice"
+    assert utilisation(client) == (pytest.approx(1.5 / 3), None)
+    # One sample in each batch: the time between two batches is known all the same.
+    sender.send(chunks=[counters([0], began, [10e6])])
+    assert utilisation(client)[1] is None
+    sender.send(chunks=[counters([2], began, [11e6])])
+    assert utilisation(client)[1] == pytest.approx(0.5)
+    sender.send(chunks=[counters([4, 6], began, [13e6, 15e6])])
+    assert utilisation(client)[1] == pytest.approx(5 / 6)
+    # A machine that was started again counts anew; what is too far apart is not known.
+    sender.send(chunks=[counters([8, 10], began, [1e6, 1e6])])
+    assert utilisation(client)[1] == pytest.approx(5 / 8)
+    sender.send(chunks=[counters([1000], began, [900e6])])
+    assert utilisation(client)[1] == pytest.approx(5 / 8)
+    assert utilisation(client)[0] == pytest.approx(0.5)
+    (week,) = [one for one in client.get("/api/v1/fleet").json()["weeks"] if one["num_runs"]]
+    assert (week["num_gpu_known"], week["num_cpu_known"], week["num_live"]) == (1, 1, 1)
+    assert [one["project"] for one in week["projects"]] == ["default"]
 
 
 def accused(run_id: str, host: str, severity: str = "critical") -> Any:

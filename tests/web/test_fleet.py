@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from rankscope_server.report.store import DATABASE
 from tests.server.seed import seed_run, wait_until_judged
 from tests.web.accessibility import check_sizes_and_themes
 from tests.web.conftest import Site, Watched, serving
@@ -90,6 +93,53 @@ def test_live_runs_and_weeks_are_those_of_the_api(
     live.first.get_by_role("link", name="%").click()
     page.wait_for_url("**/runs/r3/cost")
     watched.check()
+
+
+def test_a_week_shows_what_was_lost_to_what_and_how_busy_machines_were(
+    cluster: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = opened(cluster, open_page)
+    page = watched.page
+    week = cluster.ask("fleet")["weeks"][-1]
+    if week["num_runs"] == 0:  # they began before Monday
+        week = cluster.ask("fleet")["weeks"][-2]
+    row = page.get_by_role("region", name="Rank-hours by week", exact=True).locator("tbody tr")
+    newest = row.filter(has_text="rank-").first
+    text = newest.inner_text()
+    assert week["num_gpu_known"] == 0
+    assert "not measured" in text, "a run without GPUs is not one whose GPUs idle"
+    assert newest.locator(".usetrack.t-unknown").count() == 1
+    assert f"{round(100 * week['cpu_utilization_ratio'])} %" in text
+    assert "until now" in page.get_by_text("of the runs that began in it").inner_text()
+    assert row.first.get_by_text("not over").is_visible()
+    causes = page.get_by_role("region", name="Lost rank-hours by cause")
+    cells = causes.locator("tbody tr").first.locator("td").all_inner_texts()
+    heads = [head.lower() for head in causes.locator("thead th").all_inner_texts()]
+    assert heads[2:] == list(week["lost_by_cause"])
+    assert week["lost_by_cause"]["straggling"] > 0
+    assert cells[heads.index("straggling")] != "0 rank-h"
+    assert cells[heads.index("bubble")] == "0 rank-h"
+    assert page.get_by_role("region", name="Rank-hours by week and project").count() == 0
+    watched.check()
+
+
+def test_projects_stand_apart(tmp_path: Path, open_page: Callable[..., Watched]) -> None:
+    with serving(tmp_path) as url:
+        for name in ("a", "b"):
+            seed_run(url, run_id=name, ranks=4, steps=60, fault="none", gpus=name == "a",
+                     start_ns=time.time_ns() - 600 * 10**9)  # fmt: skip
+        wait_until_judged(url)
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database, database:
+        database.execute("UPDATE run SET project = 'vision' WHERE run_id = 'a'")
+    with serving(tmp_path) as url:
+        watched = opened(Site(url), open_page)
+        rows = watched.page.get_by_role("region", name="Rank-hours by week and project")
+        texts = {row.split("\t")[1]: row for row in rows.locator("tbody tr").all_inner_texts()}
+        assert set(texts) == {"default", "vision"}
+        assert "not measured" in texts["default"]
+        assert "not measured" not in texts["vision"]
+        check_sizes_and_themes(watched.page, WIDTHS)
+        watched.check()
 
 
 def test_it_is_reached_by_keyboard_and_under_a_prefix(

@@ -53,6 +53,7 @@ ANSWERS = {
     "What would it take": ("[aria-label='What changes would give']", r"Links 2 times as fast"),
     "Would the launch": ("main", r"(?i)preflight"),
     "Which host was slow": ("main", r"(?i)hosts"),
+    "How busy were": ("main", r"(?i)rank-hours by week.*processors.*lost rank-hours by cause"),
     "Which runs need": ("#verdict", r"(?i)runs? needs? attention"),
     "In which runs": ("#verdict", r"lines? match(es)? .*runs?"),
     "Who hears": ("main", r"(?i)rule"),

@@ -851,16 +851,44 @@ export interface FleetHost {
   last_ms: number | null;
 }
 
-/** Runs that began in a week (from Monday, UTC), and where the time of their ranks went. */
-export interface FleetWeek {
-  begin_ms: number;
+/** The runs of one project that began in a week. */
+export interface FleetProject {
   num_runs: number;
   num_unknown: number;
+  num_live: number;
   rank_hours: number;
+  productive_rank_hours: number;
   kept_rank_hours: number;
   lost_rank_hours: number;
   other_rank_hours: number;
   unknown_rank_hours: number;
+  lost_by_cause: Record<string, number>;
+  gpu_utilization_ratio: number | null;
+  num_gpu_known: number;
+  cpu_utilization_ratio: number | null;
+  num_cpu_known: number;
+  project: string;
+}
+
+/** The runs that began in a week (from Monday, UTC). */
+export interface FleetWeek {
+  num_runs: number;
+  num_unknown: number;
+  num_live: number;
+  rank_hours: number;
+  productive_rank_hours: number;
+  kept_rank_hours: number;
+  lost_rank_hours: number;
+  other_rank_hours: number;
+  unknown_rank_hours: number;
+  lost_by_cause: Record<string, number>;
+  gpu_utilization_ratio: number | null;
+  num_gpu_known: number;
+  cpu_utilization_ratio: number | null;
+  num_cpu_known: number;
+  begin_ms: number;
+  is_over: boolean;
+  projects: FleetProject[];
 }
 
 /** Operations in flight, from the call to the end; columns of one length, by lane and time. */

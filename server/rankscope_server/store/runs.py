@@ -14,7 +14,7 @@ from rankscope_server.ingest.batch import ValidatedBatch
 from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.store import tables
 from rankscope_server.store.ranks import RankRows
-from rankscope_server.store.spans import add_spans
+from rankscope_server.store.spans import Samples, add_spans, samples_of
 
 # Built once: to build a statement costs more than to run it.
 _SELECT_RUN = sa.select(tables.run).where(tables.run.c.run_id == sa.bindparam("run"))
@@ -90,6 +90,7 @@ class RunRows:
         self._stored: set[tuple[int, int]] = set()  # of those: row of the producer, sequence
         self._sent: dict[int, _Sent] = {}
         self._chunks: list[dict[str, Any]] = []
+        self._samples: list[Samples] = []
         self._changes = _RunChanges()
 
     def want(self, batch: ValidatedBatch) -> None:
@@ -138,6 +139,9 @@ class RunRows:
     def add_chunk(self, validated: ValidatedChunk, batch_id: int) -> None:
         """Take a chunk that is to be stored."""
         chunk = validated.chunk
+        samples = samples_of(chunk, validated.columns)
+        if samples is not None:
+            self._samples.append(samples)
         self._chunks.append(
             {
                 "run_id": self.run_id, "batch_id": batch_id, "kind": chunk.kind,
@@ -180,7 +184,7 @@ class RunRows:
             return
         if self._chunks:
             self._connection.execute(sa.insert(tables.chunk), self._chunks)
-        add_spans(self._connection, self.run_id, self._chunks)
+        add_spans(self._connection, self.run_id, self._samples)
         self.ranks.flush()
         self._update_run()
         self._update_attempts()

@@ -195,7 +195,7 @@ chunk = sa.Table(
     sa.Index("ix_chunk_batch_id", "batch_id"),
 )
 
-# from when to when a machine sent samples of a kind
+# from when to when a machine sent samples of a kind, and how busy it was (store/spans.py)
 sample_span = sa.Table(
     "sample_span",
     metadata,
@@ -205,6 +205,9 @@ sample_span = sa.Table(
     _number("time_lo_ns"),
     _number("time_hi_ns"),
     _number("count"),
+    _number("known_us"),  # of a host, or of all its GPUs
+    _number("busy_us"),  # of that
+    _number("counter_us", -1),
 )
 
 step_tile = sa.Table(

@@ -7,6 +7,7 @@ import { setTitle } from '../page.js';
 import { Card, Empty, Problem, Skeleton, Table } from '../parts/bits.js';
 import {
   hoursWords,
+  LOOKS,
   readChanges,
   readPrice,
   shareWords,
@@ -26,23 +27,6 @@ import { runPath } from '../url.js';
 
 const STEPS = 1000; // in which the answer is given
 const MS_PER_HOUR = 3_600_000;
-
-/** The look of a part, as on the other pages. @type {Record<string, string>} */
-const LOOKS = {
-  all: 't-all',
-  productive: 't-fwd',
-  straggling: 't-crit',
-  bubble: 't-wait',
-  waiting: 't-wait',
-  communication: 't-comm',
-  'communication or waiting': 't-comm',
-  data: 't-data',
-  checkpoint: 't-opt',
-  restart: 't-lost',
-  'lost work': 't-lost',
-  'stuck or failing': 't-lost',
-  unknown: 't-unknown',
-};
 
 /** @param {import('../main.js').PageProps} props */
 export function Page({ run, topic }) {

@@ -57,3 +57,20 @@ export function hoursWords(hours, like = hours) {
 export function shareWords(share) {
   return share > 0 && share < 0.0005 ? 'below 0.1 %' : percent(share);
 }
+
+/** The look of a part, as on the other pages. @type {Record<string, string>} */
+export const LOOKS = {
+  all: 't-all',
+  productive: 't-fwd',
+  straggling: 't-crit',
+  bubble: 't-wait',
+  waiting: 't-wait',
+  communication: 't-comm',
+  'communication or waiting': 't-comm',
+  data: 't-data',
+  checkpoint: 't-opt',
+  restart: 't-lost',
+  'lost work': 't-lost',
+  'stuck or failing': 't-lost',
+  unknown: 't-unknown',
+};

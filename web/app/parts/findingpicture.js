@@ -9,6 +9,7 @@ import { look } from '../pages/overview.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
 import { Card, Table } from './bits.js';
+import { shareWords } from './costmaths.js';
 
 /** @typedef {import('../../types/api.js').FindingPicture} Picture */
 /** @typedef {import('../../types/api.js').FindingChart} Chart */
@@ -189,7 +190,7 @@ function ChartTable({ chart }) {
 
 /** An amount; what is more than nothing is never 0. @param {string} unit @param {number | null} value */
 function least(unit, value) {
-  return unit === 'ratio' && value && value < 0.0005 ? 'under 0.05 %' : amount(unit, value);
+  return unit === 'ratio' && value !== null ? shareWords(value) : amount(unit, value);
 }
 
 /** The share of a track. @param {number} value @param {number} most */

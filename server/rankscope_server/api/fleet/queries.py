@@ -1,4 +1,4 @@
-"""Reads what is stored about all runs together: rows of runs, ranks and findings, no chunk."""
+"""Reads what is stored about all runs together: rows of runs, ranks, findings, no chunk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import capped, json_object, of_row
 from rankscope_server.api.fleet.hosts import Named, Run, counts, hosts_over_runs, worst_host
 from rankscope_server.api.fleet.schema import Fleet, FleetHost, LiveRun, SilentAgent
-from rankscope_server.api.fleet.weeks import Spent, by_week, monday_of
+from rankscope_server.api.fleet.weeks import Spent, Use, by_week, monday_of
 from rankscope_server.api.runs.queries import hosts_of, short_verdict, silent_rank
 from rankscope_server.store import tables
 from rankscope_server.store.projects import of_project
@@ -22,6 +22,7 @@ MAX_HOSTS = 200
 MAX_COMPARED = 200  # runs by which hosts are compared: their ranks and findings are read
 MAX_SUMMED = 2_000  # runs in the weeks: of each one row is read
 DAY_NS = 86_400 * 10**9
+_RUNS_AT_ONCE = 500  # of one question: SQLite bounds the number of parameters
 _OVER = ("ended", "failed")
 _BAD = ("warning", "critical")
 
@@ -163,12 +164,37 @@ def _named(connection: sa.Connection, run_ids: list[str]) -> list[Named]:
 def _spent(connection: sa.Connection, recent: list[Any]) -> list[Spent]:
     table = tables.run.c
     rows = connection.execute(
-        sa.select(table.started_ns, table.cost)
+        sa.select(table.run_id, table.started_ns, table.cost, table.project, table.status)
         .where(*recent)
         .order_by(table.started_ns.desc(), table.run_id)
         .limit(MAX_SUMMED)
-    )
-    return [Spent(started_ns, json_object(cost)) for started_ns, cost in rows]
+    ).all()
+    uses = _uses(connection, [row.run_id for row in rows])
+    return [
+        Spent(
+            row.started_ns, json_object(row.cost), row.project, row.status not in _OVER,
+            uses.get((row.run_id, "gpu"), Use()), uses.get((row.run_id, "host"), Use()),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _uses(connection: sa.Connection, run_ids: list[str]) -> dict[tuple[str, str], Use]:
+    """Return how busy the GPUs and the processors of the hosts of each run were."""
+    table = tables.sample_span.c
+    found: dict[tuple[str, str], Use] = {}
+    for at in range(0, len(run_ids), _RUNS_AT_ONCE):
+        rows = connection.execute(
+            sa.select(table.run_id, table.kind, sa.func.sum(table.known_us),
+                      sa.func.sum(table.busy_us))
+            .where(
+                table.run_id.in_(run_ids[at : at + _RUNS_AT_ONCE]),
+                table.kind.in_(("gpu", "host")),
+            )
+            .group_by(table.run_id, table.kind)
+        )  # fmt: skip
+        found |= {(run_id, kind): Use(int(known), int(busy)) for run_id, kind, known, busy in rows}
+    return found
 
 
 def _sentence(live: list[LiveRun], num_live: int, host: FleetHost | None, num_silent: int) -> str:

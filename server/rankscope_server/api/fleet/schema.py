@@ -62,17 +62,42 @@ class FleetHost(Schema, frozen=True):
     last_ms: float | None  # when its newest run began
 
 
-class FleetWeek(Schema, frozen=True):
-    """Runs that began in a week (from Monday, UTC), and where the time of their ranks went."""
+class FleetHours(Schema, frozen=True):
+    """Where the time of the ranks of some runs went, and how busy their machines were.
 
-    begin_ms: float
+    What a run that is live took is that until now. A utilisation is null where no machine of the
+    runs was measured; it is that of all GPUs or processors of their hosts, over the time in which
+    they were sampled.
+    """
+
     num_runs: int
     num_unknown: int  # runs whose cost is not known: they are in no sum
+    num_live: int  # runs that have not ended: their sums still grow
     rank_hours: float
+    productive_rank_hours: float
     kept_rank_hours: float  # in steps that are kept, but for waiting there for other ranks
     lost_rank_hours: float  # straggling, bubble, waiting, restart, done again, stuck
     other_rank_hours: float  # start-up, checkpoints, after the end
     unknown_rank_hours: float
+    lost_by_cause: dict[str, float]  # rank-hours
+    gpu_utilization_ratio: float | None
+    num_gpu_known: int  # runs of which it is known
+    cpu_utilization_ratio: float | None
+    num_cpu_known: int
+
+
+class FleetProject(FleetHours, frozen=True):
+    """The runs of one project that began in a week."""
+
+    project: str
+
+
+class FleetWeek(FleetHours, frozen=True):
+    """The runs that began in a week (from Monday, UTC)."""
+
+    begin_ms: float
+    is_over: bool
+    projects: list[FleetProject]  # most rank-hours first
 
 
 class Fleet(Schema, frozen=True):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope_server.api.fleet.schema import FleetWeek
+from rankscope_server.api.fleet.schema import FleetProject, FleetWeek
 from rankscope_server.verdict.cost import PARTS
 
 LOST = frozenset({"straggling", "bubble", "waiting", "restart", "lost work", "stuck or failing"})
 OTHER = frozenset({"start-up", "first steps", "checkpoint", "after the end"})
 UNKNOWN = frozenset({"unknown"})
+PRODUCTIVE = "productive"
 KEPT = frozenset(PARTS) - LOST - OTHER - UNKNOWN
 _HOUR_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """For how long it is known how busy machines were, and for how long of it they were; us."""
+
+    known_us: int = 0
+    busy_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,10 @@ class Spent:
 
     started_ns: int
     cost: Mapping[str, Any] | None
+    project: str = ""
+    is_live: bool = False
+    gpu: Use = Use()
+    cpu: Use = Use()
 
 
 def monday_of(ns: int) -> dt.datetime:
@@ -36,35 +49,56 @@ def by_week(runs: Iterable[Spent], now_ns: int, num_weeks: int) -> list[FleetWee
     """Return the last weeks, the oldest first, also those without runs."""
     last = monday_of(now_ns)
     begins = [last - dt.timedelta(weeks=back) for back in range(num_weeks - 1, -1, -1)]
-    sums: dict[dt.datetime, dict[str, float]] = {begin: {} for begin in begins}
+    weeks: dict[dt.datetime, list[Spent]] = {begin: [] for begin in begins}
     for run in runs:
-        week = sums.get(monday_of(run.started_ns))
-        if week is None:
-            continue
-        _add(week, "runs", 1.0)
-        if run.cost is None:
-            _add(week, "unknown runs", 1.0)
-            continue
-        for name, seconds in run.cost["parts"].items():
-            _add(week, name, seconds / _HOUR_SECONDS)
-    return [_answer(begin, week) for begin, week in sums.items()]
+        week = weeks.get(monday_of(run.started_ns))
+        if week is not None:
+            week.append(run)
+    return [
+        FleetWeek(
+            begin_ms=begin.timestamp() * 1e3, is_over=begin < last, projects=_by_project(found),
+            **_hours(found),
+        )
+        for begin, found in weeks.items()
+    ]  # fmt: skip
 
 
-def _add(week: dict[str, float], name: str, amount: float) -> None:
-    week[name] = week.get(name, 0.0) + amount
+def _by_project(runs: Sequence[Spent]) -> list[FleetProject]:
+    projects: dict[str, list[Spent]] = {}
+    for run in runs:
+        projects.setdefault(run.project, []).append(run)
+    found = [FleetProject(project=name, **_hours(some)) for name, some in projects.items()]
+    return sorted(found, key=lambda one: (-one.rank_hours, one.project))
 
 
-def _answer(begin: dt.datetime, week: Mapping[str, float]) -> FleetWeek:
-    def hours(names: frozenset[str]) -> float:
-        return sum(week.get(name, 0.0) for name in sorted(names))
+def _hours(runs: Sequence[Spent]) -> dict[str, Any]:
+    """Return the fields of `FleetHours`."""
+    parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for run in runs:
+        for name, seconds in (run.cost["parts"] if run.cost is not None else {}).items():
+            parts[name] = parts.get(name, 0.0) + seconds / _HOUR_SECONDS
 
-    return FleetWeek(
-        begin_ms=begin.timestamp() * 1e3,
-        num_runs=int(week.get("runs", 0)),
-        num_unknown=int(week.get("unknown runs", 0)),
-        rank_hours=hours(frozenset(PARTS)),
-        kept_rank_hours=hours(KEPT),
-        lost_rank_hours=hours(LOST),
-        other_rank_hours=hours(OTHER),
-        unknown_rank_hours=hours(UNKNOWN),
-    )
+    def total(names: frozenset[str]) -> float:
+        return sum(parts[name] for name in sorted(names))
+
+    return {
+        "num_runs": len(runs),
+        "num_unknown": sum(run.cost is None for run in runs),
+        "num_live": sum(run.is_live for run in runs),
+        "rank_hours": total(frozenset(PARTS)),
+        "productive_rank_hours": parts[PRODUCTIVE],
+        "kept_rank_hours": total(KEPT),
+        "lost_rank_hours": total(LOST),
+        "other_rank_hours": total(OTHER),
+        "unknown_rank_hours": total(UNKNOWN),
+        "lost_by_cause": {name: parts[name] for name in PARTS if name in LOST},
+        "gpu_utilization_ratio": _ratio([run.gpu for run in runs]),
+        "num_gpu_known": sum(run.gpu.known_us > 0 for run in runs),
+        "cpu_utilization_ratio": _ratio([run.cpu for run in runs]),
+        "num_cpu_known": sum(run.cpu.known_us > 0 for run in runs),
+    }
+
+
+def _ratio(uses: Sequence[Use]) -> float | None:
+    known = sum(use.known_us for use in uses)
+    return sum(use.busy_us for use in uses) / known if known else None
