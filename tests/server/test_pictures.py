@@ -124,8 +124,8 @@ def stored(sender: Sender, **body: Any) -> int:
 
     def write(unit: Any) -> int:
         values = {
-            "run_id": "run", "attempt": 0, "key": whole["key"], "state": "open", "opened_ns": 1,
-            "updated_ns": 1, "body": msgspec.json.encode(whole).decode(),
+            "run_id": sender.run_id, "attempt": 0, "key": whole["key"], "state": "open",
+            "opened_ns": 1, "updated_ns": 1, "body": msgspec.json.encode(whole).decode(),
         }  # fmt: skip
         unit.connection.execute(sa.insert(tables.finding).values(**values))
         return int(unit.connection.scalar(sa.select(sa.func.max(tables.finding.c.id))))
@@ -316,6 +316,84 @@ def test_stages_stand_beside_each_other(sender: Sender) -> None:
     assert even["value"] == pytest.approx(np.mean(work), rel=0.01)
     waits = [bar["values"][part["parts"].index("blocked")] for bar in part["bars"]]
     assert waits[2] < min(waits[0], waits[1], waits[3])
+
+
+def test_a_slower_job_is_drawn_with_what_it_was_and_is(sender: Sender) -> None:
+    onset = 300
+    everyone = tuple(Fault("slow_compute", rank=r, start=onset, size=0.5) for r in range(4))
+    slower = Job(data=4, steps=600, backend="gloo", forward_ms=100.0, seed=2, faults=everyone)
+    send_job(poster(sender.client), "run", slower)
+    found = picture_of(sender, "slowdown")
+    assert found["onset_step"] == pytest.approx(onset, abs=2)
+    (chart,) = found["picture"]["charts"]
+    limits = {limit["label"]: limit["value"] for limit in chart["limits"]}
+    assert set(limits) == {"before", "since"}
+    for side, label in zip(sides(chart), ("before", "since"), strict=True):
+        assert float(np.median(side)) == pytest.approx(limits[label], rel=0.05)
+    assert f"before: {limits['before']:.0f} ms" in chart["text"]
+
+
+def test_memory_is_drawn_with_the_room_that_there_is(sender: Sender) -> None:
+    memory = {"memory_total_bytes": 100 << 30, "memory_available_bytes": 3 << 30}
+    host = sampled("host", "node-0001", **memory)
+    send_job(poster(sender.client), "run", job("leak", size=40.0))
+    sender.send(chunks=[host])
+    found = picture_of(sender, "memory_growth")
+    (chart,) = found["picture"]["charts"]
+    (limit,) = chart["limits"]
+    assert limit["label"] == "no room is left"
+    newest = [value for value in chart["lines"][0]["values"] if value is not None][-1]
+    assert limit["value"] == pytest.approx(newest + (3 << 30), rel=0.01)
+    assert "no room is left: " in chart["text"]
+
+
+def sampled(kind: Any, host: str, **columns: int) -> schema.Chunk:
+    """Return one sample of a machine."""
+    values: dict[str, Any] = {
+        name: np.full(1, -1, np.float32 if name in schema.FLOAT_COLUMNS else np.int64)
+        for name in schema.CHUNK_COLUMNS[kind]
+    }
+    values |= {name: np.array([value]) for name, value in columns.items()}
+    values |= {"time_ns": np.array([START_NS]), "interval_ns": np.array([10**9])}
+    return schema.Chunk(
+        kind=kind, attempt=0, rank=-1, host=host, count=1, time_lo_ns=START_NS,
+        time_hi_ns=START_NS, data=encode_chunk(values),
+    )  # fmt: skip
+
+
+def test_what_a_step_consists_of_before_and_since(sender: Sender) -> None:
+    send_job(poster(sender.client), "run", gloo("slow_compute", size=0.6))
+    number = stored(sender, kind="communication_bound", ranks=[], onset_step=START)
+    picture = sender.get(f"/findings/{number}/picture")
+    assert [chart["key"] for chart in picture["charts"]] == ["step"]
+    (part,) = picture["bars"]
+    assert part["title"] == "Where a step goes"
+    assert len(part["bars"]) > 1
+    for bar in part["bars"]:
+        assert len(bar["values"]) == len(part["parts"])
+        assert 60 < sum(value for value in bar["values"] if value) < 130
+
+
+def test_where_the_time_went_adds_up(client: TestClient) -> None:
+    run_id = seed_with(poster(client), fault="hang", steps=100, slow_rank=2,
+                       start_ns=time.time_ns() - 600 * 10**9)  # fmt: skip
+    (part,) = picture_of(Sender(client, run_id), "goodput")["picture"]["bars"]
+    shares = {bar["label"]: bar["values"][0] for bar in part["bars"]}
+    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)
+    assert next(iter(shares)) == "productive"
+
+
+def test_of_gpus_of_which_none_is_named_the_busiest_is_drawn(client: TestClient) -> None:
+    run_id = seed_with(poster(client), fault="none", steps=100, gpus=True)
+    sender = Sender(client, run_id)
+    first = sender.get("/machines")["machines"][0]["first_ms"]
+    number = stored(sender, kind="gpu_underuse", ranks=[], hosts=[], onset_ms=first)
+    (chart,) = sender.get(f"/findings/{number}/picture")["charts"]
+    assert chart["key"] == "gpu_utilization"
+    assert chart["limits"] == [{"label": "little to do", "value": 0.3}]
+    named = [value for value in chart["lines"][0]["values"] if value is not None]
+    others = [value for value in chart["median"] if value is not None]
+    assert float(np.mean(named)) >= float(np.mean(others))
 
 
 def test_replicas_that_differ_stand_with_their_sums(sender: Sender) -> None:

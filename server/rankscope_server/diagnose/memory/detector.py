@@ -280,10 +280,15 @@ def growth_finding(window: Window, growing: Sequence[Growth], alike: tuple[int, 
         evidence=tuple(_evidence(window, growth) for growth in growing[:4]),
         ruled_out=("Warm-up and a high-water mark: it still grows as fast in its last quarter",),
         disproof="A cache or buffer of known size is being filled and stops by itself",
-        levels=[Level(first.name, "no room is left", first.now_bytes + first.room.left_bytes)]
+        levels=[Level(first.name, "no room is left", _full_bytes(first, first.room))]
         if first.room is not None
         else (),
     )
+
+
+def _full_bytes(growth: Growth, room: Room) -> float:
+    """Return how much this rank holds when nothing is left."""
+    return growth.now_bytes + max(0.0, room.left_bytes)
 
 
 def _severity(window: Window, growth: Growth, *, is_alone: bool) -> Severity:
