@@ -76,10 +76,18 @@ def ends(connection: sa.Connection, subject: Subject) -> list[FindingLanes]:
                 )
                 for rank in shown
             ],
-            others=others_text(len(others), len(rest), "rank") if others else "",
+            others=_beside(len(others), len(rest), bool(named)),
             onset=None if subject.onset_ns is None else subject.onset_ns / 1e6,
         )
     ]  # fmt: skip
+
+
+def _beside(shown: int, total: int, are_some_named: bool) -> str:
+    """Return of how many ranks that are not named some have a lane."""
+    if not shown:
+        return ""
+    text = others_text(shown, total, "rank")
+    return text if are_some_named else text.replace(" other", "")
 
 
 def _last_steps(
@@ -199,7 +207,11 @@ def _ends_text(
     most = Counter(last(rank) for rank in others if spans[rank]).most_common(1)
     if most:
         words, count = most[0]
-        whom = f"{count} of {plural(len(others), 'other rank')}" if named else f"{count} ranks"
+        whom = (
+            f"{count} of {plural(len(others), 'other rank')}"
+            if named
+            else f"{count} of {plural(len(others), 'rank')}"
+        )
         texts.append(f"{whom} {words}")
     began = {
         rank: min(events) for rank in (*named, *others)
@@ -208,7 +220,7 @@ def _ends_text(
     if len(began) > 1 and named and named[0] in began:
         later = min(ms for rank, ms in began.items() if rank != named[0]) - began[named[0]]
         if later > 0:
-            texts.append(f"rank {named[0]} came {ms_text(later)} before the next one")
+            texts.append(f"rank {named[0]} was {ms_text(later)} before the next one")
     return "; ".join(texts)
 
 
