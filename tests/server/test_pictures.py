@@ -176,6 +176,9 @@ def test_where_nothing_is_stored_it_is_said(sender: Sender) -> None:
         assert sender.get(f"/findings/{number}/picture") == nothing | {
             "notes": [], "reason": reason,
         }  # fmt: skip
+    number = stored(sender, kind="of_a_later_version", key="0/x/later")
+    reason = "this version of the server does not know its kind"
+    assert sender.get(f"/findings/{number}/picture") == nothing | {"notes": [], "reason": reason}
     missing = sender.client.get("/api/v1/runs/run/findings/99999/picture")
     assert missing.status_code == 404
 

@@ -71,7 +71,7 @@ def _read(
         .where(
             table.run_id == subject.run_id, table.kind == "steps", table.step_hi >= first,
             table.step_lo <= last, table.attempt == subject.attempt,
-            table.rank <= max(ranks, default=-1), table.rank_hi >= min(ranks, default=0),
+            sa.or_(sa.false(), *((table.rank <= rank) & (table.rank_hi >= rank) for rank in ranks)),
         )
         .order_by(table.step_hi.desc())
         .limit(_MOST_CHUNKS)

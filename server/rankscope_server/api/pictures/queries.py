@@ -24,11 +24,14 @@ from rankscope_server.findings.finding import Level
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
 
+# of a finding that a server of another version stored
+_OF_OLD = Source(lambda *_: (), "this version of the server does not know its kind")
+
 
 def picture(connection: sa.Connection, run: sa.Row[Any], finding_id: int) -> FindingPicture:
     """Return what is drawn of a finding. Raises Problem 404."""
     subject = subject_of(connection, run, finding_id)
-    sources = PICTURES[subject.kind]
+    sources = PICTURES.get(subject.kind, (_OF_OLD,))
     made = [(source, source.make(connection, subject)) for source in sources]
     parts = [part for _, some in made for part in some]
     missing = _missing(connection, subject, [source for source, some in made if not some])
