@@ -133,11 +133,8 @@ class Window:
         kind: str,
         name: object = "",
         *,
-        what: str,
-        why: str,
-        next: str,
-        confidence: tuple[float, str],
-        disproof: str,
+        what: str, why: str, next: str,
+        confidence: tuple[float, str], disproof: str,
         detector: str = "",
         severity: Severity | None = None,
         ranks: Iterable[int] = (),
@@ -153,7 +150,7 @@ class Window:
         ruled_out: Iterable[str] = (),
         victims: Iterable[int] = (),
         levels: Iterable[Level] = (),
-    ) -> Finding:
+    ) -> Finding:  # fmt: skip
         """Return a finding of a registered kind, with what follows from the rest filled in.
 
         `name` is unique in a detector and the same in every look; `confidence` comes with its
