@@ -6,8 +6,8 @@ from alembic import op
 
 from rankscope_server.store.migrations.columns import number
 
-revision = "0012_use_of_machines"
-down_revision = "0011_saved_views"
+revision = "0013_use_of_machines"
+down_revision = "0012_analysis_state"
 
 
 def upgrade() -> None:
