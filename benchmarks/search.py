@@ -2,6 +2,7 @@
 
     python benchmarks/search.py --lines 10_000_000 --data-dir bench-search
     python benchmarks/search.py --lines 200_000 --json
+    python benchmarks/search.py --lines 200_000 --all-runs
 
 A real server takes lines of 64 ranks on 8 nodes over HTTP, in batches as a collector sends them,
 and answers searches over HTTP. With --data-dir the lines stay: a run that was stopped goes on, and
@@ -219,13 +220,15 @@ def fill(server: Server, num_lines: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def measure(server: Server, num_lines: int, rounds: int, limit: int) -> list[dict[str, Any]]:
-    """Return a row for each kind of query."""
+def measure(
+    server: Server, path: str, num_lines: int, rounds: int, limit: int
+) -> list[dict[str, Any]]:
+    """Return a row for each kind of query, of one run or of all."""
     taken: dict[str, list[tuple[float, float, str]]] = {}
     for number in range(rounds + 1):
         for kind, query in queries(num_lines, random.Random(number)):
             before, started = server.cpu_seconds(), time.perf_counter()
-            status, answer = server.get(f"runs/{RUN}/logs", q=query, limit=limit)
+            status, answer = server.get(path, q=query, limit=limit)
             wall = time.perf_counter() - started
             cpu = server.cpu_seconds() - before
             if status != 200:
@@ -259,6 +262,7 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit", type=int, default=100, help="lines of a page, as the web asks")
+    parser.add_argument("--all-runs", action="store_true", help="search over all runs")
     parser.add_argument("--data-dir", type=Path, help="keep the lines here")
     parser.add_argument("--database-url", help="another database than SQLite in the folder")
     parser.add_argument("--json", action="store_true")
@@ -269,7 +273,8 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with serving(folder, *flags) as server:
             ingest = fill(server, arguments.lines)
-            rows = measure(server, arguments.lines, arguments.rounds, arguments.limit)
+            path = "search" if arguments.all_runs else f"runs/{RUN}/logs"
+            rows = measure(server, path, arguments.lines, arguments.rounds, arguments.limit)
         size = sum(path.stat().st_size for path in folder.glob("*.db*"))
     machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[1], 1)}
     answer = {

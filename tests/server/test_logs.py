@@ -168,17 +168,32 @@ def test_lines_that_ranks_write_alike_fold_into_one(sender: Sender) -> None:
     ]
 
 
-def test_events_and_errors_are_searchable(sender: Sender) -> None:
+@pytest.mark.parametrize("is_all_runs", [False, True])
+def test_events_errors_and_findings_are_searchable(sender: Sender, is_all_runs: bool) -> None:
+    path = "/api/v1/search" if is_all_runs else f"/api/v1/runs/{sender.run_id}/logs"
+
+    def found(**asked: Any) -> Any:
+        return sender.client.get(path, params=asked).json()
+
     base = {"attempt": 0, "rank": 0, "time_ns": START_NS}
     sender.send(
         schema.Event(name="checkpoint", step=7, fields={"path": "a/7.pt"}, **base),
         schema.ErrorRaised(type="OSError", message="disk quota", traceback="Traceback ...", **base),
         schema.RankEnded(reason="signal", signal=9, **base),
     )
-    assert sender.get("/logs", q="7.pt")["lines"][0]["stream"] == "event"
-    (error,) = sender.get("/logs", q="quota", stream="error")["lines"]
+    assert found(q="7.pt")["lines"][0]["stream"] == "event"
+    (error,) = found(q="quota", stream="error")["lines"]
     assert error["level"] == "ERROR"
-    assert sender.get("/logs", q="ended signal")["total"] == 1
+    assert found(q="ended signal")["total"] == 1
+    app: Any = sender.client.app
+    app.state.service.analysis.look_now()
+    (finding,) = sender.get("/findings")["open"]
+    (line,) = found(q="stream:finding")["lines"]
+    assert finding["what"] in line["message"]
+    assert found(q="stream:finding -quota")["total"] == ("quota" not in line["message"])
+    streams = dict(found()["facets"]["stream"])
+    assert (streams["error"], streams["finding"]) == (1, 1)
+    assert streams["event"] >= 2
 
 
 def test_one_search_over_all_runs(client: TestClient) -> None:
@@ -191,7 +206,60 @@ def test_one_search_over_all_runs(client: TestClient) -> None:
     assert [(run["run_id"], run["name"], run["lines"]) for run in found["runs"]] == [
         ("b", "b", 2), ("a", "a", 1),
     ]  # fmt: skip
-    assert client.get("/api/v1/search", params={"q": " "}).status_code == 422
+    everything = client.get("/api/v1/search").json()
+    assert everything["total"] == 5
+    facets = everything["facets"]
+    assert facets["run"] == [["b", 3], ["a", 2]]
+    assert facets["project"] == [["default", 5]]
+    assert sum(everything["histogram"]["levels"]["INFO"]) == 5
+    of_b = client.get("/api/v1/search", params={"run": "b"}).json()  # its own filter left out
+    assert (of_b["total"], of_b["facets"]["run"]) == (3, [["b", 3], ["a", 2]])
+
+
+def test_new_lines_of_all_runs_come_once_in_order(client: TestClient) -> None:
+    senders = [Sender(client, run) for run in ("a", "b")]
+    senders[0].send(log_line("old"))
+    last = client.get("/api/v1/search").json()["last_id"]
+    came = []
+    for number in range(4):
+        senders[number % 2].send(log_line(f"new {number}", time_ns=START_NS - number))
+        page = client.get("/api/v1/search", params={"q": "new", "after": last}).json()
+        last = page["last_id"]
+        came += [(line["run_id"], line["message"]) for line in page["lines"]]
+    assert came == [(("a", "b")[number % 2], f"new {number}") for number in range(4)]
+    assert client.get("/api/v1/search", params={"after": last}).json()["lines"] == []
+
+
+def test_lines_are_folded_or_not(client: TestClient) -> None:
+    for run in ("a", "b"):
+        sender = Sender(client, run)
+        sender.send(*(log_line("same", rank=rank, time_ns=START_NS + rank) for rank in range(4)))
+    folded = client.get("/api/v1/search", params={"q": "same"}).json()
+    assert [(line["run_id"], line["count"]) for line in folded["lines"]] == [("b", 4), ("a", 4)]
+    plain = client.get("/api/v1/search", params={"q": "same", "fold": "false"}).json()
+    assert len(plain["lines"]) == 8
+
+
+def test_an_answer_looks_at_a_number_of_blocks_and_goes_on_there(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_FEWEST_ROWS", 2)
+    monkeypatch.setattr(search, "_MOST_ROWS", 2)
+    monkeypatch.setattr(search, "MAX_BLOCKS", 4)
+    for number in range(12):
+        line = log_line(f"line {number}", time_ns=START_NS + number * 10**9, rank=number % 3)
+        Sender(client, f"run-{number}").send(line)
+    asked: dict[str, Any] = {"rank": 1, "limit": 100}
+    page = client.get("/api/v1/search", params=asked).json()
+    assert (page["is_at_least"], page["searched_to_ms"]) == (True, START_NS / 1e6 + 7_000)
+    found = [line["message"] for line in page["lines"]]
+    pages = 1
+    while page["next_cursor"] is not None:
+        page = client.get("/api/v1/search", params={**asked, "cursor": page["next_cursor"]}).json()
+        found += [line["message"] for line in page["lines"]]
+        pages += 1
+    assert found == [f"line {number}" for number in (10, 7, 4, 1)]
+    assert pages == 3
 
 
 def test_one_very_long_batch_is_cut_into_blocks(sender: Sender) -> None:
@@ -221,7 +289,7 @@ def test_a_group_is_searched_by_its_name_and_must_be_there(sender: Sender) -> No
         assert {line["rank"] for line in found["lines"]} == {1, 2}
     for path, what in (
         (f"/api/v1/runs/{sender.run_id}/logs", "the run has no group"),
-        ("/api/v1/search", "groups are of one run"),
+        ("/api/v1/search", "no run has a group"),
     ):
         reply = sender.client.get(path, params={"q": "hello group:other"})
         error = reply.json()["error"]

@@ -7,6 +7,7 @@ other means (Python's `re`, a loop over characters), so that both are wrong in t
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ from rankscope_server.store import lines as line_store
 from rankscope_server.store import tables
 from rankscope_server.store.engine import open_engines
 from rankscope_server.store.lines import Line
-from rankscope_server.store.search import Cursor, Found, LogQuery, Search, find_line
+from rankscope_server.store.search import Cursor, Found, FoundLine, LogQuery, Search, find_line
 from rankscope_server.store.unit import Unit
 from tests.server.conftest import DATABASES, url_of
 
@@ -91,6 +92,24 @@ QUERY = st.recursive(
     ),
     max_leaves=4,
 )
+# Of the search over all runs, each line of which names its run in a field.
+NAMES = {"all-1": "Llama", "all-2": "llama-2", "all-3": "bert", "all-4": ""}
+PROJECTS = {"all-1": "Red", "all-2": "red", "all-3": "blue", "all-4": "blue"}
+GROUPLESS = {"all-4"}
+RUN_FILTERS = (
+    "run:all-1",
+    "run:LLAMA",
+    "run:llama*",
+    "run:all-2",
+    "run:bert,all-4",
+    "run:nothing",
+    "run:all-*",
+    "project:red",
+    "project:b*",
+    "project:red group:dp",
+    "run:all-3 group:left",
+    "run:be*",
+)
 GROUPS = {"default_pg": [0, 1, 2, 3], "left": [0, 1], "right": [3]}  # described as "dp"
 
 
@@ -119,10 +138,17 @@ def plainly(node: Node, line: Line) -> bool:
 
 def names_plainly(node: Names, line: Line) -> bool:
     if node.field == "group":
+        if line.fields.get("run") in GROUPLESS:
+            return False
         wanted = [name for name in GROUPS if matches_one(node.names, name)]
         if matches_one(node.names, "dp"):
             wanted = [*wanted, "left", "right"]
         return line.attempt == 0 and any(line.rank in GROUPS[name] for name in wanted)
+    if node.field == "run":  # by its id or its name
+        run_id = line.fields["run"]
+        return matches_one(node.names, run_id) or matches_one(node.names, NAMES[run_id])
+    if node.field == "project":
+        return matches_one(node.names, PROJECTS[line.fields["run"]])
     return matches_one(node.names, getattr(line, node.field))
 
 
@@ -204,14 +230,18 @@ def store(
             unit.flush()
         at += size
     with engine.begin() as connection:
-        for name, ranks in GROUPS.items():
-            connection.execute(
-                sa.insert(tables.process_group).values(
-                    run_id=run_id, attempt=0, group=name, ranks=str(ranks),
-                    description="" if name == "default_pg" else "dp",
-                )
-            )  # fmt: skip
+        define_groups(connection, run_id)
     return run_id, lines
+
+
+def define_groups(connection: sa.Connection, run_id: str) -> None:
+    for name, ranks in GROUPS.items():
+        connection.execute(
+            sa.insert(tables.process_group).values(
+                run_id=run_id, attempt=0, group=name, ranks=str(ranks),
+                description="" if name == "default_pg" else "dp",
+            )
+        )  # fmt: skip
 
 
 def pages(connection: sa.Connection, run_id: str, query: LogQuery, size: int) -> list[Line]:
@@ -315,3 +345,110 @@ def test_a_facet_leaves_its_own_filter_out(
         assert all(0 < count <= expected[value] for value, count in counted.items())
         if name not in filters:
             assert counted == expected
+
+
+class Several:
+    """A store with some runs of three projects, and the lines of them."""
+
+    def __init__(self, engine: sa.Engine, lines: list[Line]) -> None:
+        self.engine, self.lines = engine, lines
+
+
+@pytest.fixture(scope="module")
+def several(engines: tuple[sa.Engine, sa.Engine]) -> Several:
+    draw = random.Random(8)
+    lines: list[Line] = []
+    with engines[0].begin() as connection, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_store, "LINES_PER_BLOCK", 8)
+        for run_id in NAMES:
+            values = {"run_id": run_id, "name": NAMES[run_id], "project": PROJECTS[run_id]}
+            connection.execute(sa.insert(tables.run).values(values))
+            if run_id not in GROUPLESS:
+                define_groups(connection, run_id)
+        for number in range(300):
+            run_id = draw.choice(list(NAMES))
+            line = Line(
+                time_ns=START_NS + draw.randrange(21) * 10**9, level=draw.choice([20, 30, 40]),
+                attempt=draw.randrange(2), rank=draw.randrange(-1, 4), step=draw.randrange(9),
+                host=draw.choice(["node-a", "node-b"]), logger=draw.choice(["train", "nccl"]),
+                stream=draw.choice(["logging", "stderr", "event", "error", "finding"]),
+                message=" ".join(draw.choices(WORDS, k=draw.randrange(1, 6))),
+                fields={"run": run_id, "n": str(number)},
+            )  # fmt: skip
+            lines.append(line)
+            unit = Unit(connection)
+            unit.lines.add(run_id, line.host, [line])
+            unit.flush()
+    return Several(engines[1], lines)
+
+
+@given(
+    text=st.recursive(
+        st.one_of(LEAF, st.sampled_from(RUN_FILTERS)),
+        lambda inner: st.one_of(
+            inner.map(lambda one: f"-({one})"),
+            st.tuples(inner, inner).map(" ".join),
+            st.tuples(inner, inner).map(lambda pair: f"({pair[0]} OR {pair[1]})"),
+        ),
+        max_leaves=4,
+    ),
+    project=st.sampled_from(["Red", "red", "blue"]),
+    chosen=st.dictionaries(
+        st.sampled_from(["run", "level", "host"]), st.integers(0, 299), max_size=2
+    ),
+    page_size=st.integers(1, 40),
+)
+def test_a_search_over_all_runs_finds_and_counts_those_of_its_project(
+    several: Several,
+    text: str, project: str, chosen: dict[str, int], page_size: int,
+) -> None:  # fmt: skip
+    lines = several.lines
+    own = [line for line in lines if PROJECTS[line.fields["run"]] == project]
+    node = parse(text, NOW_NS)
+    filters: dict[str, Node] = {}
+    for name, number in chosen.items():
+        line = lines[number]
+        if name == "level":
+            filters[name] = Numbers("level", ((line.level, line.level),))
+        else:
+            value = line.fields["run"] if name == "run" else line.host
+            filters[name] = Names("run" if name == "run" else "host", (value,))
+    matching = [line for line in own if plainly(node, line)]
+    wanted = [line for line in matching if all(plainly(one, line) for one in filters.values())]
+    query = LogQuery(node, filters, project=project)
+    with several.engine.connect() as connection:
+        found = Search(connection, None, query).page(len(lines) + 1)
+        assert [one.line for one in found.lines] == newest_first(found, wanted)
+        assert [one.run_id for one in found.lines] == [
+            one.line.fields["run"] for one in found.lines
+        ]
+        paged = [page.line for page in pages_of_all(connection, query, page_size)]
+        assert paged == [one.line for one in found.lines]
+        fresh, _, _ = Search(connection, None, query).tail(0, len(lines) + 1)
+        assert {one.id for one in fresh} == {one.id for one in found.lines}
+    assert (found.is_counted, found.counts.total) == (True, len(wanted))
+    for name in ("rank", "level", "host", "logger", "stream", "run", "project"):
+        others = [one for other, one in filters.items() if other != name]
+        expected = Counter(
+            of_line(line, name) for line in matching if all(plainly(one, line) for one in others)
+        )
+        counted = found.counts.facet(name)
+        assert all(0 < count <= expected[value] for value, count in counted.items())
+        if name not in filters:
+            assert counted == expected
+
+
+def of_line(line: Line, name: str) -> Any:
+    """Return the value of a facet."""
+    run_id = line.fields["run"]
+    return {"run": run_id, "project": PROJECTS[run_id]}.get(name) or getattr(line, name)
+
+
+def pages_of_all(connection: sa.Connection, query: LogQuery, size: int) -> Iterator[FoundLine]:
+    cursor: Cursor | None = None
+    while True:
+        page = Search(connection, None, query).page(size, cursor)
+        yield from page.lines
+        if page.cursor is None:
+            return
+        cursor = page.cursor

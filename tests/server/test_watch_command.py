@@ -161,8 +161,8 @@ def test_nothing_found_and_a_bad_query(server: ServerProcess) -> None:
     said, query, mark = bad.stderr.splitlines()
     assert "quotation mark" in said
     assert query[mark.index("^")] == '"'
-    alone = rankscope("search", "x", "--follow", "--server", server.url)
-    assert (alone.returncode, "--run" in alone.stderr) == (64, True)
+    both = rankscope("search", "x", "--follow", "--facets", "--server", server.url)
+    assert (both.returncode, "--follow" in both.stderr) == (64, True)
     lost = rankscope("search", "x", "--run", "no-such", "--server", server.url)
     assert (lost.returncode, "no run 'no-such'" in lost.stderr) == (2, True)
 
@@ -179,6 +179,37 @@ def test_new_lines_are_followed_until_ctrl_c(server: ServerProcess) -> None:
             assert json.loads(following.stdout.readline())["message"] == f"needle {number}"
         following.send_signal(signal.SIGINT)
         assert following.wait(PATIENCE_SECONDS) == 130
+
+
+def test_new_lines_of_all_runs_are_followed(server: ServerProcess) -> None:
+    with started("search", "needle42", "--follow", "--json", "--server", server.url) as following:
+        assert following.stdout is not None
+        for number in range(4):
+            sender = Sender(None, f"many-{number % 2}", f"p{number}")  # type: ignore[arg-type]
+            at = log_line(f"needle42 {number}", time_ns=time.time_ns())
+            send(server, sender, log_line("hay"), at)
+            line = json.loads(following.stdout.readline())
+            assert (line["message"], line["run_id"]) == (
+                f"needle42 {number}", f"many-{number % 2}",
+            )  # fmt: skip
+        following.send_signal(signal.SIGINT)
+        assert following.wait(PATIENCE_SECONDS) == 130
+
+
+def test_lines_are_counted_by_what_they_are_of(server: ServerProcess) -> None:
+    for run_id, count in (("counted-1", 3), ("counted-2", 5)):
+        sender = Sender(None, run_id, "p")  # type: ignore[arg-type]
+        lines = [log_line(f"tally {at}", rank=at % 2, level=40) for at in range(count)]
+        send(server, sender, *lines)
+    done = rankscope("search", "tally", "--facets", "--server", server.url)
+    assert done.returncode == 0, done.stderr
+    said = [line.split() for line in done.stdout.splitlines() if line]
+    assert said[0] == ["8", "lines"]
+    assert said[said.index(["run"]) + 1 :][:2] == [["5", "counted-2"], ["3", "counted-1"]]
+    assert said[said.index(["rank"]) + 1 :][:2] == [["5", "rank", "0"], ["3", "rank", "1"]]
+    as_json = rankscope("search", "tally", "--facets", "--json", "--run", "counted-1",
+                        "--server", server.url)  # fmt: skip
+    assert json.loads(as_json.stdout)["facets"]["level"] == [["ERROR", 3]]
 
 
 def send(server: ServerProcess, sender: Sender, *records: Any) -> None:

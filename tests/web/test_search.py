@@ -206,7 +206,7 @@ def test_a_line_of_any_run_leads_into_its_run(everywhere: Any) -> None:
 def test_more_lines_than_a_page_are_read_on_and_no_line_twice(everywhere: Any) -> None:
     page = everywhere
     search_everywhere(page, "took queue")
-    wait_for_sentence(page, "2,000 lines match, the newest in 1 run")
+    wait_for_sentence(page, "2,000 lines match in 1 run")
     rows = page.locator(".foundlines tbody tr")
     rows.nth(0).wait_for()
     before = rows.count()
@@ -214,10 +214,65 @@ def test_more_lines_than_a_page_are_read_on_and_no_line_twice(everywhere: Any) -
     rows.nth(before).wait_for()
     texts = rows.all_inner_texts()
     assert len(set(texts)) == len(texts)
-    chip = page.locator(".filterline .chip", has_text=RUN)
-    assert int(chip.locator(".faint").inner_text()) == 200
-    chip.click()
+    facet(page, "run").filter(has_text=RUN).click()
+    page.get_by_role("link", name=f"The logs of {RUN} with this search").click()
     wait_for_sentence(page, "2,000 of")
+
+
+def facet(page: Any, name: str) -> Any:
+    title = page.locator(".sidetitle", has_text=re.compile(f"^{name}$"))
+    return page.locator(".facet", has=title).locator(".facetvalue")
+
+
+def test_facets_of_all_runs_narrow_and_are_dropped(everywhere: Any) -> None:
+    page = everywhere
+    search_everywhere(page, f"run:{RUN} (took OR ncclRemoteError)")
+    wait_for_sentence(page, "2,004 lines match in 1 run")
+    assert page.locator(".histbars").get_attribute("aria-label").endswith("4 ERROR, 2,000 INFO")
+    assert facet(page, "level").all_inner_texts() == ["ERROR\n4", "INFO\n2,000"]
+    facet(page, "level").filter(has_text="ERROR").click()
+    wait_for_sentence(page, "4 lines match in 1 run")
+    facet(page, "rank").filter(has_text="rank 2").click()
+    wait_for_sentence(page, "1 line matches in 1 run")
+    page.get_by_role("button", name="Drop the filter level").click()
+    wait_for_sentence(page, "501 lines match in 1 run")
+    assert facet(page, "run").all_inner_texts() == [f"{RUN}\n501"]
+
+
+def test_lines_alike_are_one_or_each_by_a_key(everywhere: Any) -> None:
+    page = everywhere
+    search_everywhere(page, f"run:{RUN} ncclRemoteError")
+    rows = page.locator(".foundlines tbody tr")
+    rows.nth(0).wait_for()
+    assert "\u00d74" in rows.nth(0).inner_text()
+    page.keyboard.press("Escape")
+    page.keyboard.press("f")
+    rows.nth(3).wait_for()
+    assert rows.count() == 4
+    assert "\u00d7" not in rows.nth(0).inner_text()
+
+
+def test_new_lines_of_all_runs_come_by_themselves(site: Site, everywhere: Any) -> None:
+    page = everywhere
+    search_everywhere(page, "freshly")
+    wait_for_sentence(page, "No line of any run matches")
+    page.keyboard.press("Escape")
+    page.keyboard.press("l")
+    page.get_by_role("button", name="Live", pressed=True).wait_for()
+    rows = page.locator(".foundlines tbody tr")
+    for number in range(2):
+        record = schema.LogLine(
+            attempt=0, rank=0, time_ns=time.time_ns(), level=20, message=f"freshly {number}",
+        )  # fmt: skip
+        body = {
+            "schema_version": schema.SCHEMA_VERSION, "run_id": f"fresh-{number}", "producer": "p",
+            "sequence": 1, "host": "node-a", "sent_ns": time.time_ns(), "records": [record],
+            "chunks": [],
+        }  # fmt: skip
+        post_body(site.url, zstd.pack(msgspec.msgpack.encode(body), 3), "")
+        rows.filter(has_text=f"freshly {number}").wait_for(timeout=15_000)
+    assert f"freshly {1}" in rows.nth(0).inner_text()  # the newest first
+    assert rows.count() == 2
 
 
 def test_searches_of_all_runs_that_find_nothing_or_cannot_be_read(everywhere: Any) -> None:

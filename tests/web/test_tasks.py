@@ -56,6 +56,8 @@ ANSWERS = {
     "How busy were": ("main", r"(?i)rank-hours by week.*processors.*lost rank-hours by cause"),
     "Which runs need": ("#verdict", r"(?i)runs? needs? attention"),
     "In which runs": ("#verdict", r"lines? match(es)? .*runs?"),
+    "Which runs and hosts report": (".facets", r"(?i)run.*level.*error.*host"),
+    "What do all runs log": (".logtools [aria-pressed=true] >> nth=0", r"Live"),
     "Who hears": ("main", r"(?i)rule"),
     "What does Rankscope": ("main", r"What it watches.*What was lost"),
     "Is Rankscope itself well": ("main", r"(?i)parts.*settings.*command line"),

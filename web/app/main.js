@@ -8,7 +8,7 @@ import { Empty, Guard, Problem, Removed } from './parts/bits.js';
 import { Shell, useRun } from './parts/shell.js';
 import { go, place, query } from './router.js';
 import { el, t } from './tags.js';
-import { comparePath, path, runPath, withQuery } from './url.js';
+import { comparePath, path, runPath, searchPath, withQuery } from './url.js';
 
 /** @typedef {import('../types/api.js').Overview} Overview */
 
@@ -27,10 +27,7 @@ const PAGES = {
   fleet: { load: () => import('./pages/fleet.js'), api: () => withQuery('fleet', { weeks: query.value.weeks }) },
   preflights: { load: () => import('./pages/preflights.js'), api: () => 'preflight/runs' },
   preflight: { load: () => import('./pages/preflight.js'), api: (_, id) => path('preflight', 'runs', id) },
-  search: {
-    load: () => import('./pages/search.js'),
-    api: () => (query.value.q?.trim() ? withQuery('search', { q: query.value.q }) : 'searches'),
-  },
+  search: { load: () => import('./pages/search.js'), api: () => searchPath(query.value) },
   server: { load: () => import('./pages/server.js'), api: () => 'server' },
   access: { load: () => import('./pages/access.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },

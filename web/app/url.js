@@ -114,6 +114,16 @@ export function writeArea({ ranks, first, last }) {
   return `${ranks}@${first}-${last}`;
 }
 
+/** What narrows log lines, by its name in the address and in the API; runs and projects where all are searched. */
+export const LINE_FILTERS = ['run', 'project', 'rank', 'level', 'host', 'logger', 'stream'];
+
+/** The search over all runs that a query names, as an address of the API. @param {Record<string, string>} query */
+export function searchPath(query) {
+  const chosen = Object.fromEntries(LINE_FILTERS.map((key) => [key, query[key]]));
+  const fold = query.fold === 'no' ? 'false' : null;
+  return withQuery('search', { q: query.q?.trim(), ...chosen, from_ms: query.from, to_ms: query.to, fold });
+}
+
 /** The comparison that a query names, as an address of the API; null where the later run is not named. @param {Record<string, string>} query */
 export function comparePath(query) {
   if (!query.b) return null;

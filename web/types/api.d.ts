@@ -905,7 +905,7 @@ export interface Folded {
   what: string;
 }
 
-/** A run that lines of a page are of, and how many. */
+/** A run that lines of a page or of the counts are of, and how many of the page. */
 export interface FoundRun {
   run_id: string;
   name: string;
@@ -2185,14 +2185,29 @@ export interface SavedViews {
   views: SavedView[];
 }
 
-/** Lines of all runs, newest first; `runs` are those of this page, most lines first. */
+/** Lines of all runs, newest first; with `after` oldest first.  `runs` are those of the lines, most first, then others of the facets. Counts are as in `Logs`. */
 export interface SearchAnswer {
   total: number;
   is_at_least: boolean;
   lines: LogRow[];
   runs: FoundRun[];
+  histogram: LogHistogram | null;
+  facets: SearchFacets;
   next_cursor: string | null;
+  last_id: number;
   searched_to_ms: number | null;
+  is_behind: boolean;
+}
+
+/** The same over all runs; runs by their ids. */
+export interface SearchFacets {
+  rank: [number, number][];
+  level: [string, number][];
+  host: [string, number][];
+  logger: [string, number][];
+  stream: [string, number][];
+  run: [string, number][];
+  project: [string, number][];
 }
 
 /** How much of a live run is seen, and what recording it costs. */

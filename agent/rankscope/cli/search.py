@@ -27,15 +27,18 @@ DEFAULT_SERVER = "http://127.0.0.1:8787"
 _PAGE = 500
 _TAIL = 1_000
 _MOST = 100_000
+_SHOWN = 10  # values of each facet
+_FACETS = ("run", "project", "level", "host", "rank", "logger", "stream")
 _POLL_SECONDS, _PAUSE_SECONDS = 1.0, 5.0
 _STYLES = {"CRITICAL": "bold red", "ERROR": "red", "WARNING": "yellow", "DEBUG": "dim"}
 
 
 class SearchCommand:
-    """Search the log lines of one run or of all; follow a live run.
+    """Search the log lines of one run or of all; follow and count them.
 
     The query is that of the page: words, "a phrase", prefix*, -not, OR, /regex/, and
-    rank:3-7 host:node-b level:>=warning step:400..500 since:-10m logger:train group:world.
+    rank:3-7 host:node-b level:>=warning step:400..500 since:-10m logger:train group:world,
+    and over all runs run:ddp-* project:research.
     Without a query all lines. The newest lines are printed, oldest of them first; lines that
     ranks wrote alike stand there once, with the ranks.
 
@@ -43,6 +46,8 @@ class SearchCommand:
       rankscope search 'level:>=error since:-1h'              in all runs
       rankscope search 'nan OR inf rank:3' --run my-run
       rankscope search --run my-run --follow                  like tail -f, all ranks at once
+      rankscope search 'level:>=error' --follow               of all runs, as they come
+      rankscope search 'nccl error' --facets                  in which runs, ranks, hosts
       rankscope search timeout --run my-run --json | jq -r .message
 
     Exit codes: 0 found; 1 nothing found; 2 the server cannot be reached or does not know the run;
@@ -63,14 +68,17 @@ class SearchCommand:
             "--follow", action="store_true", help="print new lines as they come, until Ctrl-C"
         )
         parser.add_argument(
+            "--facets", action="store_true", help="how many lines of which run, level, host, rank"
+        )
+        parser.add_argument(
             "--server", metavar="URL", help=f"default $RANKSCOPE_SERVER, else {DEFAULT_SERVER}"
         )
         parser.add_argument("--json", action="store_true", help="one JSON object for each line")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print what is found. Returns the exit code."""
-        if arguments.follow and not arguments.run:
-            return _refuse("--follow needs --run: whose lines?", EXIT_USAGE)
+        if arguments.follow and arguments.facets:
+            return _refuse("--facets counts what is there: leave --follow out", EXIT_USAGE)
         try:
             settings = from_environment(os.environ)
             url = arguments.server or settings.server or DEFAULT_SERVER
@@ -81,6 +89,8 @@ class SearchCommand:
         printed = _Printed(arguments.run, as_json=arguments.json)
         with contextlib.closing(client):
             try:
+                if arguments.facets:
+                    return _print_counts(found.counts(), as_json=arguments.json)
                 printed.add(found.newest(arguments.limit))
                 if arguments.follow:
                     for lines in found.following():
@@ -120,6 +130,15 @@ class _Found:
             if cursor is None:
                 break
         return lines[::-1]
+
+    def counts(self) -> dict[str, Any]:
+        """Return how many lines there are, and of which values. Raises StorageFailed."""
+        page = self._ask(limit=1)
+        names = {run["run_id"]: run["name"] for run in page.get("runs", [])}
+        return {
+            "total": page["total"], "is_at_least": page["is_at_least"], "facets": page["facets"],
+            "run_names": names,
+        }  # fmt: skip
 
     def following(self) -> Iterator[list[dict[str, Any]]]:
         """Yield new lines as they come, without an end. Raises StorageFailed."""
@@ -178,6 +197,36 @@ class _Printed:
             shown(line["message"]),
             (again, "dim"),
         )
+
+
+def _print_counts(counts: dict[str, Any], *, as_json: bool) -> int:
+    """Print how many lines match, and of which values most. Returns the exit code."""
+    if as_json:
+        print(json.dumps(counts))
+        return 0 if counts["total"] else EXIT_NONE
+    console = SafeConsole(highlight=False)
+    least = "at least " if counts["is_at_least"] else ""
+    console.print(Text(f"{least}{counts['total']:,} lines"))
+    names = counts["run_names"]
+    for facet in _FACETS:
+        values = counts["facets"].get(facet, [])
+        if not values or (facet == "project" and len(values) == 1):
+            continue
+        console.print(Text(f"\n{facet}", "bold"))
+        for value, number in values[:_SHOWN]:
+            word = _facet_word(facet, value, names)
+            console.print(Text.assemble((f"{number:>12,}", "cyan"), f"  {word}"), soft_wrap=True)
+        if len(values) > _SHOWN:
+            console.print(Text(f"{'':12}  and {len(values) - _SHOWN:,} more", "dim"))
+    return 0 if counts["total"] else EXIT_NONE
+
+
+def _facet_word(facet: str, value: Any, names: dict[str, str]) -> str:
+    if facet == "rank":
+        return f"rank {value}" if value >= 0 else "node"
+    if facet == "run" and names.get(value, value) != value:
+        return f"{one_line(names[value])} ({one_line(value)})"
+    return one_line(value) or "(none)"
 
 
 def _marked(query: str, begin: int, end: int) -> str:

@@ -20,10 +20,12 @@ HELP: dict[str, str] = {
     "logger": "train.data or train.*",
     "stream": "logging, warning, stdout, stderr, agent, event, error or finding",
     "group": "the name of a process group",
+    "run": "the id or the name of a run, or ddp-*",
+    "project": "the name of a project",
     "since": "-10m, or a time as 2026-01-31T12:00",
     "until": "-10m, or a time as 2026-01-31T12:00",
 }
-_NAMES = ("host", "logger", "stream", "group")
+_NAMES = ("host", "logger", "stream", "group", "run", "project")
 _MOST = 1 << 62
 _RANGE = re.compile(r"(\d{1,18})(?:(?:-|\.\.)(\d{1,18}))?")
 _BOUND = re.compile(r"(>=|<=|>|<)(\d{1,18})")

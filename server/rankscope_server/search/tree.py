@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Number: TypeAlias = Literal["rank", "level", "step", "attempt"]
-Name: TypeAlias = Literal["host", "logger", "stream", "group"]
+Name: TypeAlias = Literal["host", "logger", "stream", "group", "run", "project"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,13 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
+class OfRuns:
+    """Lines of these runs, by their ids: what the store makes of the name of a group."""
+
+    runs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Not:
     """Lines that do not match."""
 
@@ -92,7 +99,7 @@ class Or:
     nodes: tuple[Node, ...]
 
 
-Node: TypeAlias = Text | Regex | Numbers | Names | Time | Not | And | Or
+Node: TypeAlias = Text | Regex | Numbers | Names | Time | OfRuns | Not | And | Or
 EVERYTHING = And()
 
 

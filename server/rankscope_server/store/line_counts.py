@@ -1,4 +1,4 @@
-"""How many lines match: by rank, level, host, logger and stream, and by level over time.
+"""How many lines match: by rank, level, host, logger, stream, run and project, and over time.
 
 Blocks of which all lines of a kind match are counted from their tallies, so that ten million
 lines take some milliseconds; of others the lines themselves are counted.
@@ -6,7 +6,7 @@ lines take some milliseconds; of others the lines themselves are counted.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from rankscope_server.store.line_kinds import COLUMNS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DIMENSIONS = ("rank", "level", "host", "logger", "stream")
+OF_ALL_RUNS = (*DIMENSIONS, "run", "project")  # of a search over several
 MAX_READ_BLOCKS = 64  # that cross an edge of the histogram and are read for it
 _LEVEL = COLUMNS.index("level")
 
@@ -45,9 +46,8 @@ class Counts:
     """What was counted."""
 
     total: int = 0
-    _parts: dict[str, list[_Part]] = field(
-        default_factory=lambda: {name: [] for name in DIMENSIONS}
-    )
+    dimensions: tuple[str, ...] = DIMENSIONS
+    _parts: defaultdict[str, list[_Part]] = field(default_factory=lambda: defaultdict(list))
     _times: list[Array] = field(default_factory=list)
     _levels: list[Array] = field(default_factory=list)
     # of blocks: id, first and last time, level and count, a row for each level of a block
@@ -59,19 +59,21 @@ class Counts:
         """Count rows of tallies; `base` matches the query, `masks` each of the filters."""
         everything = np.where(base & _all_but(masks, ""), tallies.num_lines, 0)
         of_kind = np.bincount(tallies.kind, everything, len(tallies.kinds))
-        for name in DIMENSIONS:
+        of_block = {"host": tallies.host, "run": tallies.run, "project": tallies.run}
+        for name in self.dimensions:
             is_filtered = name in masks  # then its own filter does not count
             count = everything
             if is_filtered:
                 count = np.where(base & _all_but(masks, name), tallies.num_lines, 0)
-            if name == "host":
-                values, sums = tallies.host, np.bincount(tallies.at, count, len(tallies.host))
+            if name in of_block:
+                values, sums = of_block[name], np.bincount(tallies.at, count, len(tallies.host))
             else:
                 values, sums = tallies.kinds[:, COLUMNS.index(name)], of_kind
                 if is_filtered:
                     sums = np.bincount(tallies.kind, count, len(tallies.kinds))
             found = np.flatnonzero(sums)
-            self._parts[name].append(_Part(values[found], sums[found], tallies.names))
+            names = _names(name, tallies)
+            self._parts[name].append(_Part(values[found], sums[found], names))
         self.total += int(everything.sum())
         kinds_of_level, level = np.unique(tallies.kinds[:, _LEVEL], return_inverse=True)
         size = len(kinds_of_level)
@@ -90,14 +92,15 @@ class Counts:
         """Count lines of a block."""
         head = lines.head
         everything = base & _all_but(masks, "")
-        for name in DIMENSIONS:
+        of_block = {"host": lines.host, "run": lines.run, "project": lines.run}
+        for name in self.dimensions:
             chosen = base & _all_but(masks, name) if name in masks else everything
-            if name == "host":
-                values, counts = np.array([lines.host]), np.array([np.count_nonzero(chosen)])
+            if name in of_block:
+                values, counts = np.array([of_block[name]]), np.array([np.count_nonzero(chosen)])
             else:
                 values = getattr(head, name)[chosen]
                 counts = np.ones(len(values), np.int64)
-            self._parts[name].append(_Part(values, counts, lines.names))
+            self._parts[name].append(_Part(values, counts, _names(name, lines)))
         self.total += int(np.count_nonzero(everything))
         self._times.append(head.time_ns[everything])
         self._levels.append(head.level[everything])
@@ -112,7 +115,7 @@ class Counts:
             np.concatenate([part.values for part in parts]), return_inverse=True
         )
         sums = np.bincount(places, np.concatenate([part.counts for part in parts]))
-        names = parts[0].names if name in ("host", "logger", "stream") else None
+        names = parts[0].names if name not in ("rank", "level") else None
         for kind, number in zip(kinds.tolist(), sums.tolist(), strict=True):
             if number:
                 found[kind if names is None else names[kind]] += int(number)
@@ -168,6 +171,13 @@ class Counts:
                 spread = _spread(first[of], last[of], counts[of], num_buckets)
                 histogram.levels[level] = histogram.levels.get(level, 0) + spread
         return histogram
+
+
+def _names(dimension: str, of: Tallies | Lines) -> dict[int, str]:
+    """Return what the numbers of a dimension stand for; it may grow."""
+    if dimension == "run":
+        return of.runs.ids
+    return of.runs.projects if dimension == "project" else of.names
 
 
 def _spread(first: Array, last: Array, counts: Array, num_buckets: int) -> Array:

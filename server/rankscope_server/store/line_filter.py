@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import sqlalchemy as sa
 
 from rankscope_server.search.scan import lines_with
 from rankscope_server.search.tree import (
@@ -18,20 +17,41 @@ from rankscope_server.search.tree import (
     Node,
     Not,
     Numbers,
+    OfRuns,
     Or,
-    QueryError,
     Regex,
     Text,
     Time,
     leaves,
 )
-from rankscope_server.store import tables
 from rankscope_server.store.line_kinds import COLUMNS
 from rankscope_server.store.lines import Body, Head
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Masks: TypeAlias = tuple[Array, Array]  # what may match, what surely does
+_OF_RUN = ("run", "project")
 _MOST = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class RunNumbers:
+    """Runs by small numbers of their own: what counts and filters look at in place of ids."""
+
+    ids: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    projects: dict[int, str] = field(default_factory=dict)
+
+    def among(self, node: Names | OfRuns) -> list[int]:
+        """Return the numbers of the runs that a node asks for."""
+        if isinstance(node, OfRuns):
+            return [number for number, run_id in self.ids.items() if run_id in node.runs]
+        if node.field == "project":
+            return [number for number, project in self.projects.items() if is_named(node, project)]
+        return [
+            number
+            for number, run_id in self.ids.items()
+            if is_named(node, run_id) or is_named(node, self.names[number])
+        ]
 
 
 class Tallies(NamedTuple):
@@ -46,7 +66,9 @@ class Tallies(NamedTuple):
     time_hi_ns: Array
     step_lo: Array
     step_hi: Array
+    run: Array  # of each block the number of its run
     names: dict[int, str]  # of hosts, loggers and streams, by the number of the word
+    runs: RunNumbers
 
 
 class Lines:
@@ -54,12 +76,15 @@ class Lines:
 
     def __init__(
         self,
+        run: int,  # its number in `runs`
+        runs: RunNumbers,
         host: int,  # the number of the word
         count: int,
         names: Callable[[Head], dict[int, str]],
         head: Callable[[], Head],
         body: Callable[[], Body],
     ) -> None:
+        self.run, self.runs = run, runs
         self.host, self._count = host, count
         self._names, self._head, self._body = names, head, body
 
@@ -105,6 +130,9 @@ def match_tallies(node: Node, tallies: Tallies) -> Masks:
             return _match_steps(node, tallies)
         mask = _in_ranges(tallies.kinds[:, COLUMNS.index(node.field)], node.ranges)[tallies.kind]
         return mask, mask
+    if isinstance(node, OfRuns) or (isinstance(node, Names) and node.field in _OF_RUN):
+        mask = np.isin(tallies.run, tallies.runs.among(node))[tallies.at]
+        return mask, mask
     if isinstance(node, Names):
         wanted = [number for number, name in tallies.names.items() if is_named(node, name)]
         if node.field == "host":
@@ -136,7 +164,7 @@ def match_lines(node: Node, lines: Lines) -> Array:
         return (times >= _or(node.from_ns, -_MOST)) & (times <= _or(node.to_ns, _MOST))
     if isinstance(node, Numbers):
         return _in_ranges(getattr(lines.head, node.field), node.ranges)
-    if isinstance(node, Names):
+    if isinstance(node, Names | OfRuns):
         return _match_names(node, lines)
     return lines_with(node, lines.body.texts)
 
@@ -150,48 +178,6 @@ def is_named(node: Names, name: str) -> bool:
 def _names_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     options = (".*".join(map(re.escape, name.split("*"))) for name in names)
     return re.compile("|".join(f"(?:{option})" for option in options), re.IGNORECASE | re.DOTALL)
-
-
-def resolve_groups(connection: sa.Connection, run_id: str | None, node: Node) -> Node:
-    """Return the tree with the ranks of each process group in place of its name.
-
-    Raises QueryError where a run has no such group, or where no run is given.
-    """
-    if isinstance(node, And | Or):
-        return type(node)(tuple(resolve_groups(connection, run_id, x) for x in node.nodes))
-    if isinstance(node, Not):
-        return Not(resolve_groups(connection, run_id, node.node))
-    if not isinstance(node, Names) or node.field != "group":
-        return node
-    if run_id is None:
-        raise QueryError(
-            "groups are of one run", node.place, "search within a run, or use rank: and host:"
-        )
-    table = tables.process_group.c
-    columns = table.attempt, table.group, table.description, table.ranks
-    rows = connection.execute(sa.select(*columns).where(table.run_id == run_id)).all()
-    found = tuple(
-        And((
-            Numbers("attempt", ((attempt, attempt),)),
-            Numbers("rank", _as_ranges(json.loads(ranks))),
-        ))
-        for attempt, name, description, ranks in rows
-        if is_named(node, name) or (description and is_named(node, description))
-    )  # fmt: skip
-    if not found:
-        known = ", ".join(dict.fromkeys(row.group for row in rows[:12])) or "it has none"
-        raise QueryError(f"the run has no group {node.names[0][:60]!r}", node.place, known)
-    return Or(found)
-
-
-def _as_ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    ranges: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1] = (ranges[-1][0], rank)
-        else:
-            ranges.append((rank, rank))
-    return tuple(ranges)
 
 
 def _combined(nodes: Sequence[Node], tallies: Tallies, join: Any, start: bool) -> Masks:
@@ -227,7 +213,9 @@ def _in_ranges(values: Array, ranges: Sequence[tuple[int, int]]) -> Array:
     return mask
 
 
-def _match_names(node: Names, lines: Lines) -> Array:
+def _match_names(node: Names | OfRuns, lines: Lines) -> Array:
+    if isinstance(node, OfRuns) or node.field in _OF_RUN:
+        return np.full(len(lines), lines.run in lines.runs.among(node))
     if node.field == "host":
         return np.full(len(lines), is_named(node, lines.names[lines.host]))
     head = lines.head

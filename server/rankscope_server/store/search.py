@@ -16,18 +16,27 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope_server.search.lookup import lookup_of
-from rankscope_server.search.tree import EVERYTHING, And, Node, Regex, Text, Time, both, leaves
+from rankscope_server.search.tree import (
+    EVERYTHING,
+    Node,
+    Regex,
+    Text,
+    Time,
+    both,
+    leaves,
+)
 from rankscope_server.store import line_index, tables
-from rankscope_server.store.line_counts import Counts, Histogram
+from rankscope_server.store.line_counts import DIMENSIONS, OF_ALL_RUNS, Counts, Histogram
 from rankscope_server.store.line_filter import (
     Lines,
     Masks,
+    RunNumbers,
     Tallies,
     match_lines,
     match_tallies,
-    resolve_groups,
 )
 from rankscope_server.store.line_kinds import Kinds
+from rankscope_server.store.line_runs import Groups, in_visible_runs, needed
 from rankscope_server.store.lines import (
     ID_BITS,
     Body,
@@ -39,7 +48,6 @@ from rankscope_server.store.lines import (
     read_tallies,
     read_words,
 )
-from rankscope_server.store.projects import of_project
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Bytes of text that one answer searches; more is left to the next one. What the index narrows
@@ -48,6 +56,7 @@ MAX_READ_BYTES = 8 << 20
 MAX_READ_BYTES_WITHIN_WORDS = 40 << 20
 COUNT_READ_BYTES = 4 << 20  # that it searches to count once its page is full
 COUNT_LINES = 10_000  # and the lines after which it counts no further
+MAX_BLOCKS = 16_384  # whose tallies one answer looks at: of some 16 million lines
 MAX_TAIL_BLOCKS = 2_000
 _FEWEST_ROWS, _MOST_ROWS = 128, 2048  # blocks whose tallies are looked at together
 _FEW = 32
@@ -130,7 +139,7 @@ class _Blocks:
 
     def __init__(self, rows: Sequence[sa.Row[Any]]) -> None:
         self._rows = rows
-        ids, _, hosts, *bounds, _, self.tallies = zip(*rows, strict=True)
+        ids, self.run_ids, hosts, *bounds, _, self.tallies = zip(*rows, strict=True)
         self.ids, self.hosts = np.array(ids, np.int64), np.array(hosts, np.int64)
         self.bounds = np.array(bounds, np.int64)  # times and steps, as in a block
 
@@ -213,7 +222,8 @@ class Search:
 
     def __init__(self, connection: sa.Connection, run_id: str | None, query: LogQuery) -> None:
         self._connection, self._run_id = connection, run_id
-        node = resolve_groups(connection, run_id, query.node)
+        groups = Groups(connection, run_id, query.project)
+        node = groups.resolved(query.node, query.whole)
         self.query = replace(query, node=node)
         self.base, self.whole = self.query.base, self.query.whole
         self.read_bytes = 0
@@ -221,6 +231,8 @@ class Search:
         self.max_read_bytes = MAX_READ_BYTES_WITHIN_WORDS if is_within else MAX_READ_BYTES
         self._names: dict[int, str] = {}
         self._kinds = Kinds(connection)
+        self._runs = RunNumbers()
+        self._run_numbers: dict[str, int] = {}
 
     def page(
         self,
@@ -233,7 +245,8 @@ class Search:
         """Return the newest lines after the cursor, or the oldest ones."""
         sign = -1 if is_oldest_first else 1
         page = _Page(limit, sign)
-        found = Found([], Counts(), is_counted=is_counting)
+        counts = Counts(dimensions=DIMENSIONS if self._run_id is not None else OF_ALL_RUNS)
+        found = Found([], counts, is_counted=is_counting)
         _PageSearch(self, page, found, cursor, sign).run()
         found.lines = page.lines(found.searched_to_ns)
         if found.searched_to_ns is not None:
@@ -248,7 +261,7 @@ class Search:
         The last is whether there were too many to look at: a reader begins anew.
         """
         block = tables.log_block.c
-        newest = newest_line_id(self._connection, self._run_id)
+        newest = newest_line_id(self._connection, self._run_id, self.query.project)
         statement = self._selection([block.id >= after_id >> ID_BITS])
         rows = self._connection.execute(statement.order_by(block.id).limit(MAX_TAIL_BLOCKS + 1))
         blocks = [_Block(*row) for row in rows]
@@ -288,13 +301,13 @@ class Search:
 
         return counts.histogram(start_ns, bucket_ns, num_buckets, read)
 
-    def chunks(self, within: Time | None, sign: int) -> Generator[_Blocks]:
+    def chunks(self, within: Time | None, sign: int, *, is_counting: bool) -> Generator[_Blocks]:
         """Yield the blocks that the index and their times leave, newest or oldest first."""
         block = tables.log_block.c
         order = (
             (block.time_hi_ns.desc(), block.id.desc()) if sign > 0 else (block.time_lo_ns, block.id)
         )
-        statement = self._selection([], within).order_by(*order)
+        statement = self._selection([], within, is_counting=is_counting).order_by(*order)
         # As they are asked for: an answer that has its page reads no further.
         size = _FEWEST_ROWS
         with self._connection.execute(statement.execution_options(stream_results=True)) as rows:
@@ -308,12 +321,17 @@ class Search:
         kind = self._kinds.places(numbers)
         kinds = self._kinds.rows
         self._learn(np.concatenate([blocks.hosts, kinds[:, 3], kinds[:, 4]]))
-        return Tallies._make([kind, counts, at, kinds, blocks.hosts, *blocks.bounds, self._names])
+        number_of = self._number_runs(blocks.run_ids)
+        runs = np.array([number_of[run_id] for run_id in blocks.run_ids], np.int64)
+        return Tallies._make([
+            kind, counts, at, kinds, blocks.hosts, *blocks.bounds, runs, self._names, self._runs,
+        ])  # fmt: skip
 
     def loaded(self, blocks: list[_Block]) -> Iterator[tuple[_Block, Lines]]:
         """Yield blocks with their lines, in their order."""
         data = tables.log_lines.c
         self._learn(np.array([block.host for block in blocks], np.int64))
+        self._number_runs([block.run_id for block in blocks])
         for start in range(0, len(blocks), _FEW):
             part = blocks[start : start + _FEW]
             rows = self._connection.execute(
@@ -340,23 +358,45 @@ class Search:
             self.read_bytes += len(body.texts.data)
             return body
 
-        return Lines(block.host, block.num_lines, names, head, body)
+        run = self._run_numbers[block.run_id]
+        return Lines(run, self._runs, block.host, block.num_lines, names, head, body)
 
     def _learn(self, words: Array) -> None:
         """Read the names of numbers of words that are not known."""
         unknown = [word for word in np.unique(words).tolist() if word not in self._names]
         self._names.update(read_words(self._connection, unknown))
 
+    def _number_runs(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """Return the number of each run, and read names and projects of those that are new."""
+        numbers, table = self._run_numbers, tables.run.c
+        unknown = [run_id for run_id in dict.fromkeys(run_ids) if run_id not in numbers]
+        for at in range(0, len(unknown), 500):  # SQLite bounds the number of parameters
+            part = unknown[at : at + 500]
+            rows = self._connection.execute(
+                sa.select(table.run_id, table.name, table.project).where(table.run_id.in_(part))
+            )
+            known = {run_id: (name, project) for run_id, name, project in rows}
+            for run_id in part:
+                number = numbers[run_id] = len(numbers)
+                self._runs.ids[number] = run_id
+                self._runs.names[number], self._runs.projects[number] = known.get(run_id, ("", ""))
+        return numbers
+
     def _selection(
-        self, where: list[sa.ColumnElement[bool]], within: Time | None = None
+        self,
+        where: list[sa.ColumnElement[bool]],
+        within: Time | None = None,
+        *,
+        is_counting: bool = False,
     ) -> sa.Select[Any]:
         block = tables.log_block.c
         where = [*where, *self._within(within)]
         if self._run_id is not None:
             where.append(block.run_id == self._run_id)
-        else:  # the lines of a deleted run go a little later than the run
-            where.append(block.run_id.not_in(sa.select(tables.deletion.c.run_id)))
-            where += of_project(tables.log_block, self.query.project)
+        else:
+            # A count of runs leaves the runs that were chosen out of its filters.
+            node = self.base if is_counting else self.whole
+            where += in_visible_runs(block.run_id, node, self.query.project)
         lookup = lookup_of(self.query.node)
         if lookup is not None:
             # Not by the number itself: blocks come in the order of time, the index only sieves.
@@ -366,7 +406,7 @@ class Search:
 
     def _within(self, within: Time | None) -> Iterator[sa.ColumnElement[bool]]:
         block = tables.log_block.c
-        times = [leaf for leaf in _needed(self.whole) if isinstance(leaf, Time)]
+        times = [leaf for leaf in needed(self.whole) if isinstance(leaf, Time)]
         for time in (*times, within or Time()):
             if time.from_ns is not None:
                 yield block.time_hi_ns >= time.from_ns
@@ -387,11 +427,20 @@ class _PageSearch:
     def run(self) -> None:
         """Fill the page and the counts."""
         within = _behind(self.cursor, self.sign)
-        with closing(self.search.chunks(within, self.sign)) as chunks:
+        is_counting = self.found.is_counted
+        with closing(self.search.chunks(within, self.sign, is_counting=is_counting)) as chunks:
             self._run(chunks)
 
     def _run(self, chunks: Iterable[_Blocks]) -> None:
+        num_blocks = 0
         for chunk in chunks:
+            if num_blocks >= MAX_BLOCKS:
+                self.found.is_counted = False
+                edge = chunk.edges(self.sign)[:1]
+                if self.page.wants(edge).any():
+                    self.found.searched_to_ns = int(edge[0])
+                return
+            num_blocks += len(chunk)
             tallies = self.search.tallies(chunk)
             base = match_tallies(self.search.base, tallies)
             may = base[0]
@@ -470,15 +519,19 @@ class _PageSearch:
         return block.time_hi_ns if self.sign > 0 else block.time_lo_ns
 
 
-def newest_line_id(connection: sa.Connection, run_id: str | None) -> int:
-    """Return the id of the line that came last; 0 for none."""
-    block, data = tables.log_block.c, tables.log_lines.c
+def newest_line_id(
+    connection: sa.Connection, run_id: str | None, project: str | None = None
+) -> int:
+    """Return the id of the line that came last, of a run or of all of a project; 0 for none."""
+    block, data, run = tables.log_block.c, tables.log_lines.c, tables.run.c
+    newest = sa.select(sa.func.max(block.id))
+    if run_id is not None:
+        newest = newest.where(block.run_id == run_id)
+    elif project is not None:  # of each run by the index, however much others have
+        of_run = newest.where(block.run_id == run.run_id).correlate(tables.run).scalar_subquery()
+        newest = sa.select(sa.func.max(of_run)).where(run.project == project)
     row = connection.execute(
-        sa.select(data.block_id, data.head)
-        .join_from(tables.log_block, tables.log_lines, block.id == data.block_id)
-        .where(*([block.run_id == run_id] if run_id is not None else []))
-        .order_by(block.id.desc())
-        .limit(1)
+        sa.select(data.block_id, data.head).where(data.block_id == newest.scalar_subquery())
     ).first()
     return 0 if row is None else int(read_head(row.head, row.block_id).ids[-1])
 
@@ -508,13 +561,6 @@ def find_line(connection: sa.Connection, run_id: str, line_id: int) -> FoundLine
 
 def _is_within_words(leaf: Node) -> bool:
     return isinstance(leaf, Regex) or (isinstance(leaf, Text) and leaf.is_open_left)
-
-
-def _needed(node: Node) -> list[Node]:
-    """Return leaves that every line must match."""
-    if isinstance(node, And):
-        return [leaf for child in node.nodes for leaf in _needed(child)]
-    return [node]
 
 
 def _behind(cursor: Cursor | None, sign: int) -> Time | None:

@@ -1,7 +1,7 @@
 /** Lines per level over time. Errors stand at the bottom and never shrink below two pixels. */
 
 import { useRef, useState } from 'preact/hooks';
-import { count, plural, rankWords, timeOfDay } from '../format.js';
+import { count, dateTime, plural, rankWords, timeOfDay } from '../format.js';
 import { Icon, useWidth } from '../parts/bits.js';
 import { setQuery } from '../router.js';
 import { el, t } from '../tags.js';
@@ -14,6 +14,7 @@ const HEIGHT = 44;
 
 const MARK = 24; // pixels: a target that can be met
 const AROUND_MS = 10_000;
+const DAY_MS = 86_400_000;
 
 /** What a mark stands for. @param {ErrorGroup[]} groups */
 function markWords(groups) {
@@ -63,6 +64,8 @@ export function Histogram({ data, errors = [] }) {
     return Math.max(0, Math.min(1, (event.clientX - area.left) / area.width));
   };
   const timeAt = (/** @type {number} */ share) => data.from_ms + share * (data.to_ms - data.from_ms);
+  // Beyond a day the time of day alone would not say when.
+  const timeWords = data.to_ms - data.from_ms > DAY_MS ? dateTime : timeOfDay;
   const counts = Object.entries(data.levels).map(
     ([level, counts]) => `${count(counts.reduce((a, b) => a + b, 0))} ${level}`,
   );
@@ -74,7 +77,7 @@ export function Histogram({ data, errors = [] }) {
         class: 'histbars',
         ref: box,
         role: 'img',
-        'aria-label': `Lines from ${timeOfDay(data.from_ms)} to ${timeOfDay(data.to_ms)}: ${counts.join(', ') || 'none'}`,
+        'aria-label': `Lines from ${timeWords(data.from_ms)} to ${timeWords(data.to_ms)}: ${counts.join(', ') || 'none'}`,
         onPointerDown: (event) => {
           event.currentTarget.setPointerCapture(event.pointerId);
           const at = shareAt(event);
@@ -123,7 +126,7 @@ export function Histogram({ data, errors = [] }) {
     ),
     t.div(
       { class: 'histaxis', 'aria-hidden': 'true' },
-      [0, 0.25, 0.5, 0.75, 1].map((share) => t.span({ key: share }, timeOfDay(timeAt(share)))),
+      [0, 0.25, 0.5, 0.75, 1].map((share) => t.span({ key: share }, timeWords(timeAt(share)))),
     ),
   );
 }

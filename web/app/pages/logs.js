@@ -7,6 +7,7 @@ import { count, dateTime, exactTime, plural } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle } from '../page.js';
 import { Command, Empty, Problem, Share, Skeleton } from '../parts/bits.js';
+import { Facet } from '../parts/facet.js';
 import { RING } from '../parts/fold.js';
 import { VirtualList } from '../parts/list.js';
 import { fieldNames, readColumns, writeColumns } from '../parts/logfields.js';
@@ -22,7 +23,6 @@ import { runPath, withQuery } from '../url.js';
 /** @typedef {import('../../types/api.js').Errors} Errors */
 
 const ROW = 20;
-const FACET_SHOWN = 8;
 const LOOKED_AT = 500; // of the newest lines, for the fields that they have
 /** @type {[string, number][]} */
 const SPANS = [
@@ -274,35 +274,6 @@ function Fields({ names, columns, toggle }) {
         t.span({ class: 'faint' }, count(lines)),
       ),
     ),
-  );
-}
-
-/** @param {{name: string, values: [string | number, number][], isAtLeast: boolean}} props */
-function Facet({ name, values, isAtLeast }) {
-  const [all, setAll] = useState(false);
-  const chosen = query.value[name];
-  const word = (/** @type {string | number} */ value) =>
-    name === 'rank' ? (value === -1 ? 'node' : `rank ${value}`) : String(value) || '(none)';
-  return t.div(
-    { class: 'facet' },
-    t.p({ class: 'sidetitle' }, name),
-    values.slice(0, all ? values.length : FACET_SHOWN).map(([value, lines]) =>
-      t.button(
-        {
-          key: value,
-          type: 'button',
-          class: 'facetvalue',
-          'aria-pressed': chosen === String(value),
-          title: word(value),
-          onClick: () => setQuery({ [name]: chosen === String(value) ? null : value, line: null }),
-        },
-        t.span(null, word(value)),
-        t.span({ class: 'faint' }, isAtLeast ? `${count(lines)}+` : count(lines)),
-      ),
-    ),
-    values.length > FACET_SHOWN && !all
-      ? t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, `all ${values.length}`)
-      : null,
   );
 }
 

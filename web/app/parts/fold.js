@@ -13,6 +13,7 @@ export function fold(lines) {
   for (const line of lines) {
     const at = folded.findLastIndex(
       (one) =>
+        one.run_id === line.run_id &&
         one.attempt === line.attempt &&
         one.message === line.message &&
         one.level === line.level &&

@@ -4,7 +4,7 @@ import { TONE } from '../charts/histogram-maths.js';
 import { dateTime, exactTime, firstLine, rankWords, words } from '../format.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
-import { runPath, withQuery } from '../url.js';
+import { LINE_FILTERS, runPath, withQuery } from '../url.js';
 import { spans } from './ansi.js';
 import { Around } from './around.js';
 import { CopyButton, Icon } from './bits.js';
@@ -164,7 +164,7 @@ export function LogPanel({ line, run, close, step }) {
 /** The filters in force, and the way to drop each. @param {{total: number}} props */
 export function Filters({ total }) {
   const now = query.value;
-  const set = ['rank', 'level', 'host', 'logger', 'stream'].filter((key) => now[key]);
+  const set = LINE_FILTERS.filter((key) => now[key]);
   if (now.from || now.to) set.push('time');
   if (set.length === 0) return null;
   return t.p(
@@ -191,12 +191,8 @@ export function Filters({ total }) {
             class: 'link',
             onClick: () =>
               setQuery({
+                ...Object.fromEntries(LINE_FILTERS.map((key) => [key, null])),
                 q: null,
-                rank: null,
-                level: null,
-                host: null,
-                logger: null,
-                stream: null,
                 from: null,
                 to: null,
                 line: null,

@@ -27,6 +27,7 @@ const EXAMPLES = [
   ['host:node-b logger:train.*', 'of a host, a logger; * stands for any text'],
   ['stream:stderr', 'logging, warning, stdout, stderr, agent, event, error or finding'],
   ['group:tp_0', 'of the ranks of a process group; attempt:1 of one attempt'],
+  ['run:ddp-* project:vision', 'of runs by id or name, of a project, where all runs are searched'],
 ];
 
 /** The box itself; `focused`: it is what the page is for. @param {{error: Failure | null, label?: string, focused?: boolean}} props */

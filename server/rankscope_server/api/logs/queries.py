@@ -22,13 +22,14 @@ from rankscope_server.api.logs.schema import (
     LogRow,
     Logs,
     SearchAnswer,
+    SearchFacets,
 )
 from rankscope_server.api.parameters import items, to_ns
 from rankscope_server.api.runs.queries import status_of
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.search.filters import level_range
 from rankscope_server.search.parse import parse
-from rankscope_server.search.tree import And, Names, Node, Numbers, Or, QueryError, Text
+from rankscope_server.search.tree import And, Name, Names, Node, Numbers, Or, QueryError, Text
 from rankscope_server.store import tables
 from rankscope_server.store.line_counts import Counts
 from rankscope_server.store.search import (
@@ -53,6 +54,9 @@ _BUCKETS_MS = (
     600_000, 1_800_000, 3_600_000,
 )  # fmt: skip
 _NO_FACETS = LogFacets(rank=[], level=[], host=[], logger=[], stream=[])
+_NO_SEARCH_FACETS = SearchFacets(
+    rank=[], level=[], host=[], logger=[], stream=[], run=[], project=[]
+)
 
 
 def logs(
@@ -139,9 +143,16 @@ def context(
 
 
 def search(
-    connection: sa.Connection, query: LogQuery, limit: int, cursor: str | None
+    connection: sa.Connection,
+    query: LogQuery,
+    limit: int,
+    cursor: str | None = None,
+    fold: bool = True,
 ) -> SearchAnswer:
-    """Return the newest lines of all runs that match. Raises Problem 422."""
+    """Return the newest lines of all runs that match; the first page has counts.
+
+    Raises Problem 422.
+    """
     with _pointing():
         search = Search(connection, None, query)
     found = search.page(limit, _parse_cursor(cursor), is_counting=cursor is None)
@@ -149,15 +160,37 @@ def search(
     return SearchAnswer(
         total=max(found.counts.total, len(rows)),
         is_at_least=not found.is_counted,
-        lines=fold_rows(rows),
-        runs=_runs_of(connection, rows),
+        lines=fold_rows(rows) if fold else rows,
+        runs=_runs_of(connection, rows, _top(found.counts.facet("run"))),
+        histogram=_histogram(search, found.counts),
+        facets=_search_facets(found.counts),
         next_cursor=_cursor(found),
+        last_id=newest_line_id(connection, None, query.project),
         searched_to_ms=to_ms(found.searched_to_ns),
+        is_behind=False,
     )
 
 
-def _runs_of(connection: sa.Connection, rows: list[LogRow]) -> list[FoundRun]:
+def search_tail(
+    connection: sa.Connection, query: LogQuery, after_id: int, limit: int
+) -> SearchAnswer:
+    """Return what came after a line in all runs, oldest first. Raises Problem 422."""
+    with _pointing():
+        search = Search(connection, None, query)
+    lines, last_id, is_behind = search.tail(after_id, limit)
+    rows = [_row(line) for line in lines]
+    return SearchAnswer(
+        total=len(rows), is_at_least=is_behind, lines=rows, runs=_runs_of(connection, rows, []),
+        histogram=None, facets=_NO_SEARCH_FACETS, next_cursor=None, last_id=last_id,
+        searched_to_ms=None, is_behind=is_behind,
+    )  # fmt: skip
+
+
+def _runs_of(
+    connection: sa.Connection, rows: list[LogRow], counted: list[tuple[str, int]]
+) -> list[FoundRun]:
     counts, table = Counter(row.run_id for row in rows), tables.run.c
+    counts.update({run_id: 0 for run_id, _ in counted})
     names = sa.select(table.run_id, table.name, table.status).where(table.run_id.in_(counts))
     found = [
         FoundRun(row.run_id, row.name or row.run_id, status_of(row.status), counts[row.run_id])
@@ -179,6 +212,8 @@ def parse_filters(
     min_level: str = "",
     stream: str = "",
     logger: str = "",
+    run: str = "",
+    project: str = "",
 ) -> dict[str, Node]:
     """Return the filters that parameters of a request ask for. Raises Problem 422."""
     filters: dict[str, Node] = {}
@@ -188,12 +223,12 @@ def parse_filters(
         filters["level"] = Numbers("level", levels)
     if min_level:
         filters["level"] = Numbers("level", ((_level_range(min_level)[0], 1 << 30),))
-    if hosts := items(host):
-        filters["host"] = Names("host", tuple(hosts))
-    if streams := items(stream):
-        filters["stream"] = Names("stream", tuple(streams))
-    if loggers := items(logger):
-        filters["logger"] = Names("logger", tuple(loggers))
+    names: dict[Name, str] = {
+        "host": host, "stream": stream, "logger": logger, "run": run, "project": project,
+    }  # fmt: skip
+    filters |= {
+        name: Names(name, tuple(items(text))) for name, text in names.items() if items(text)
+    }
     return filters
 
 
@@ -295,6 +330,14 @@ def _histogram(search: Search, counts: Counts) -> LogHistogram | None:
         from_ms=float(start_ms), to_ms=float(start_ms + num_buckets * bucket_ms),
         bucket_ms=float(bucket_ms), levels=levels, is_exact=found.is_exact,
     )  # fmt: skip
+
+
+def _search_facets(counts: Counts) -> SearchFacets:
+    return SearchFacets(
+        **msgspec.structs.asdict(_facets(counts)),
+        run=_top(counts.facet("run")),
+        project=_top(counts.facet("project")),
+    )
 
 
 def _facets(counts: Counts) -> LogFacets:

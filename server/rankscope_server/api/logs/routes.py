@@ -16,11 +16,11 @@ from rankscope_server.api.parameters import Milliseconds
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import reading
 from rankscope_server.api.service import service_of
-from rankscope_server.problems import Problem
 
 router = APIRouter(prefix="/api/v1", tags=["logs"])
 Limit = Annotated[int, Query(ge=1, le=log_queries.MAX_LIMIT)]
 LineId = Annotated[int, Path(ge=0, lt=1 << 62)]
+After = Annotated[int | None, Query(ge=0, lt=1 << 62)]
 NumLines = Annotated[int, Query(ge=0, le=log_queries.MAX_CONTEXT)]
 _ENDED = ("ended", "failed")
 
@@ -38,7 +38,7 @@ def logs(
     logger: str = "",
     from_ms: Milliseconds = None,
     to_ms: Milliseconds = None,
-    after: Annotated[int | None, Query(ge=0, lt=1 << 62)] = None,
+    after: After = None,
     limit: Limit = 500,
     cursor: str | None = None,
     fold: bool = True,
@@ -69,15 +69,32 @@ def context(
 
 @router.get("/search", **documented(SearchAnswer))
 def search(
-    request: Request, q: str = "", limit: Limit = 100, cursor: str | None = None
+    request: Request,
+    q: str = "",
+    run: str = "",
+    project: str = "",
+    rank: str = "",
+    host: str = "",
+    level: str = "",
+    min_level: str = "",
+    stream: str = "",
+    logger: str = "",
+    from_ms: Milliseconds = None,
+    to_ms: Milliseconds = None,
+    after: After = None,
+    limit: Limit = 100,
+    cursor: str | None = None,
+    fold: bool = True,
 ) -> Response:
-    """Search the lines of all runs that the sender may see, newest first."""
-    if not q.strip():
-        raise Problem(422, "nothing to search for", "q", "give at least one word")
+    """Search the lines of all runs that the sender may see; as the lines of one run."""
+    filters = log_queries.parse_filters(rank, host, level, min_level, stream, logger, run, project)
     with service_of(request).read() as connection:
-        node, project = log_queries.parse_box(q, time.time_ns()), sender(request).only_project
-        query = replace(log_queries.log_query(node, {}, None, None), project=project)
-        body = log_queries.search(connection, query, limit, cursor)
+        node, seen = log_queries.parse_box(q, time.time_ns()), sender(request).only_project
+        query = replace(log_queries.log_query(node, filters, from_ms, to_ms), project=seen)
+        if after is not None:
+            body = log_queries.search_tail(connection, query, after, limit)
+        else:
+            body = log_queries.search(connection, query, limit, cursor, fold)
     return send(request, body, body.lines)
 
 

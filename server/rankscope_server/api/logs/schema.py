@@ -72,7 +72,7 @@ class LogContext(Schema, frozen=True):
 
 
 class FoundRun(Schema, frozen=True):
-    """A run that lines of a page are of, and how many."""
+    """A run that lines of a page or of the counts are of, and how many of the page."""
 
     run_id: str
     name: str
@@ -80,12 +80,26 @@ class FoundRun(Schema, frozen=True):
     lines: int
 
 
+class SearchFacets(LogFacets, frozen=True):
+    """The same over all runs; runs by their ids."""
+
+    run: list[tuple[str, int]]
+    project: list[tuple[str, int]]
+
+
 class SearchAnswer(Schema, frozen=True):
-    """Lines of all runs, newest first; `runs` are those of this page, most lines first."""
+    """Lines of all runs, newest first; with `after` oldest first.
+
+    `runs` are those of the lines, most first, then others of the facets. Counts are as in `Logs`.
+    """
 
     total: int
     is_at_least: bool
     lines: list[LogRow]
     runs: list[FoundRun]
+    histogram: LogHistogram | None
+    facets: SearchFacets
     next_cursor: str | None
+    last_id: int
     searched_to_ms: float | None
+    is_behind: bool
