@@ -19,6 +19,7 @@ from rankscope_server.api.steps.queries import load_range, missing_plane
 from rankscope_server.api.timeline.calls import NUMBERS, Calls, no_calls
 from rankscope_server.api.timeline.clocks import Clocks, clocks_of
 from rankscope_server.ingest.step_metrics import FLOAT_METRICS, STARTED
+from rankscope_server.store import tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _COLUMNS = ("rank", "host", "stage", "num_stages", "backend")
@@ -84,7 +85,8 @@ def read_step(connection: sa.Connection, run: sa.Row[Any], step: int) -> Recorde
     num_stages = len({row.stage for row in rows.values() if row.stage >= 0})
     places = [_place(rows.get(rank), num_stages) for rank in range(height)]
     reach = max(2, min(_NEAR_STEPS, _NEAR_CELLS // max(height, 1)))
-    near, attempt, num_again, is_cut = _read_calls(connection, run, step, reach)
+    near, num_again, is_cut = _read_calls(connection, run, step, reach)
+    attempt = _attempt_of(connection, run, step)
     near = near.where(np.flatnonzero(near.rank < height))
     hosts = [place.host for place in places]
     return Recorded(
@@ -104,16 +106,27 @@ def _place(row: Any, num_stages: int) -> Place:
     return Place(row.host, row.stage, is_piped, is_of_device(row.backend))
 
 
+def _attempt_of(connection: sa.Connection, run: sa.Row[Any], step: int) -> int:
+    """Return the newest attempt that ran a step; that of the run where none did."""
+    table = tables.attempt.c
+    newest = connection.scalar(
+        sa.select(sa.func.max(table.attempt)).where(
+            table.run_id == run.run_id, table.step_lo <= step, table.step_hi >= step
+        )
+    )
+    return int(run.attempt if newest is None else newest)
+
+
 def _read_calls(
     connection: sa.Connection, run: sa.Row[Any], step: int, reach: int
-) -> tuple[Calls, int, int, bool]:
-    """Return the calls of some steps, the attempt of this one, what was run again, if cut.
+) -> tuple[Calls, int, bool]:
+    """Return the calls of some steps, how many of this one were made again later, and if cut.
 
     The parts that hold this step hold others beside it; where these are few, more are read.
     """
     again = steps_run_again(connection, run.run_id)
     parts: list[tuple[Part, Array]] = []
-    attempts, seen, num_again = [run.attempt], {step}, 0
+    seen, num_again = {step}, 0
 
     def take(ids: list[int]) -> None:
         nonlocal num_again
@@ -127,8 +140,6 @@ def _read_calls(
             if inside.any():
                 parts.append((part, np.flatnonzero(inside)))
                 seen.update(np.unique(steps[inside]).tolist())
-                if np.any(steps[inside] == step):
-                    attempts.append(part.attempt)
 
     chosen = choose(connection, Wanted(run.run_id, lo=step, hi=step))
     take(chosen.ids)
@@ -137,7 +148,7 @@ def _read_calls(
         read_already = set(chosen.ids)
         more = [one for one in choose(connection, wanted).ids if one not in read_already]
         take(more[:_MAX_MORE])
-    return _joined(parts), max(attempts[1:] or attempts), num_again, chosen.is_cut
+    return _joined(parts), num_again, chosen.is_cut
 
 
 def _joined(parts: Iterable[tuple[Part, Array]]) -> Calls:
