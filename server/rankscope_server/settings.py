@@ -274,6 +274,12 @@ class Settings:
     keep_events_bytes: int = _setting(
         0, "Most bytes of events, stacks and traces, oldest go first; 0 for any.", _KEPT_SIZES
     )
+    keep_numbers_days: float = _setting(
+        0.0, "Numbers of training are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_numbers_bytes: int = _setting(
+        0, "Most bytes of numbers of training, oldest go first; 0 for any.", _KEPT_SIZES
+    )
     keep_runs_days: float = _setting(
         0.0, "A run without news for so many days is deleted; 0 keeps it.", _DAYS
     )

@@ -10,15 +10,17 @@ import pytest
 import sqlalchemy as sa
 
 from rankscope.wire import schema
-from rankscope_server.retention.kinds import NOT_OF_A_RUN, RAW_PARTS, parts_of_run
+from rankscope_server.analysis.state import RunState
+from rankscope_server.retention.kinds import NOT_OF_A_RUN, RAW_KINDS, RAW_PARTS, parts_of_run
 from rankscope_server.retention.marks import PAUSE_NS, mark
 from rankscope_server.settings import Settings
 from rankscope_server.store import deletion, locks, tables
+from rankscope_server.store.restart import newest_batch, replay
 from tests.server.conftest import Sender, TestClient, log_line, new_data, poster, scraped
 from tests.server.seed import seed_with
 
 DAY_NS = 86_400 * 10**9
-DAYS = {f"keep_{kind}_days": 1.0 for kind in ("collectives", "steps", "samples", "logs", "events")}
+DAYS = {f"keep_{kind}_days": 1.0 for kind in RAW_KINDS}
 
 
 @pytest.fixture
@@ -43,6 +45,10 @@ def service_of(client: TestClient) -> Any:
 def age(client: TestClient, days: float) -> None:
     """Let everything that is stored have come so many days earlier."""
     service = service_of(client)
+    deadline = time.monotonic() + 30
+    while not service.retention.progress.round_ended_ns:  # the first round would find it old
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
     def shift(table: sa.Table, name: str, earlier: int) -> None:
         statement = sa.update(table).values({name: table.c[name] - earlier})
@@ -87,8 +93,8 @@ def test_every_table_is_of_a_run_or_named() -> None:
     assert of_run == {
         "advice", "advice_report", "alert", "alert_delivery",
         "attempt", "batch", "chunk", "clock_offset", "command", "command_rank", "environment",
-        "error_event", "event", "finding", "finding_event", "lease", "log_block", "log_kind",
-        "log_word", "loss", "metric",
+        "error_event", "event", "finding", "finding_event", "journal", "lease", "log_block",
+        "log_kind", "log_word", "loss", "metric",
         "op_rollup", "pin", "process_group", "producer", "rank", "removal", "run", "sample_span",
         "stacks", "step_tile", "stored_size", "trace_part",
     }  # fmt: skip
@@ -140,15 +146,16 @@ def test_raw_data_goes_by_age_and_what_is_derived_stays(client: TestClient) -> N
     shown = {path: sender.get(path) for path in ("/findings", "/map", "/collectives")}
     planned = client.get("/api/v1/retention").json()["planned"]
     assert {row["run_id"] for row in planned} == {"old"}
-    assert {row["kind"] for row in planned} >= {"collectives", "steps", "samples", "logs"}
+    assert {row["kind"] for row in planned} == {*RAW_KINDS}
     assert before == {name: counts(client, name) for name in before}  # a dry run
     service_of(client).retention.round()
     after = counts(client, "old")
     raw = {
         "collectives", "steps", "samples", "chunk", "event", "stacks", "trace_part", "log_block",
+        "metric", "journal",
     }  # fmt: skip
     assert {name for name in raw if after[name]} == set()
-    for name in ("step_tile", "op_rollup", "finding", "metric", "rank"):
+    for name in ("step_tile", "op_rollup", "finding", "batch", "rank"):
         assert after[name] == before["old"][name] > 0, name
     for name in ("pinned", "new"):
         changed = {"stored_size"}
@@ -213,6 +220,89 @@ def test_the_oldest_go_by_size(client: TestClient) -> None:
     assert sum(sizes.values()) - sum(left.values()) == sum(row["bytes"] for row in planned)
     assert left["first"] == 0 or left["second"] == sizes["second"]
     assert left["third"] > 0 or sizes["third"] > 20_000
+
+
+@rules(keep_numbers_bytes=20_000)
+def test_the_oldest_numbers_go_by_size(client: TestClient) -> None:
+    for number, name in enumerate(("first", "second")):
+        a_run(client, name, seed=number, steps=90, steps_per_batch=5)
+    age(client, 1)
+
+    def sizes() -> dict[str, int]:
+        runs = client.get("/api/v1/storage").json()["runs"]
+        return {run["run_id"]: run["kinds"].get("numbers", 0) for run in runs}
+
+    before = sizes()
+    assert min(before.values()) > 20_000
+    planned = client.get("/api/v1/retention").json()["planned"]
+    assert {row["kind"] for row in planned} == {"numbers"}
+    service_of(client).retention.round()
+    left = sizes()
+    assert 0 < sum(left.values()) <= 20_000
+    assert sum(before.values()) - sum(left.values()) == sum(row["bytes"] for row in planned)
+    assert left["first"] == 0  # the oldest
+
+
+def records_of(client: TestClient, run_id: str) -> list[Any]:
+    """Return what a restarted server would read of a run."""
+    read: list[Any] = []
+
+    class Taking:
+        def apply_record(self, record: Any) -> None:
+            read.append(record)
+
+        def apply_chunk(self, chunk: Any, columns: Any) -> None:
+            """Nothing: records alone."""
+
+    with service_of(client).read() as connection:
+        replay(connection, run_id, Taking(), newest_batch(connection, run_id), 1 << 62)
+    return read
+
+
+@rules(keep_events_days=1.0, keep_numbers_days=1.0)
+def test_copies_for_a_restart_go_too_and_what_lasts_stays(client: TestClient) -> None:
+    sender = Sender(client, "old")
+    base = {"attempt": 0, "rank": 0, "time_ns": 1_700_000_000 * 10**9}
+    lasting = [schema.Event(name=name, **base) for name in sorted(schema.LASTING_EVENTS)]
+    group = schema.GroupDefined(group="dp", ranks=[0], backend="gloo", **base)
+    ageing = [
+        schema.Event(name="checkpoint", step=3, fields={"seconds": "2"}, **base),
+        schema.Stacks(reason="asked", text="main: step", **base),
+        schema.Metrics(step=3, values={"loss": 1.5}, **base),
+    ]
+    sender.send(*lasting, group, *ageing)
+    sent = [*lasting, group, *ageing]
+    assert sorted(map(repr, records_of(client, "old"))) == sorted(map(repr, sent))
+    age(client, 2)
+    sender.send(schema.Metrics(step=4, values={"loss": 1.25}, **base))
+    planned = client.get("/api/v1/retention").json()["planned"]
+    assert {row["kind"]: row["rows"] for row in planned} == {"events": 8, "numbers": 2}
+    service_of(client).retention.round()
+    left = records_of(client, "old")
+    new = schema.Metrics(step=4, values={"loss": 1.25}, **base)
+    assert sorted(map(repr, left)) == sorted(map(repr, [*lasting, group, new]))
+    assert [row["step"] for row in sender.get("/metrics")["series"]] == [[4]]
+    gone = {row["kind"]: row["rows"] for row in sender.get("")["removed"]}
+    assert gone == {"events": 8, "numbers": 2}
+
+
+@rules(keep_events_days=0.0001, keep_numbers_days=0.0001, replay_hours=6.0)
+def test_a_restarted_server_goes_on_with_a_live_run(client: TestClient) -> None:
+    a_run(client, "live", end=False)
+    before = counts(client, "live")
+    found = Sender(client, "live").get("/findings")
+    age(client, 0.01)
+    Sender(client, "live", "other").send(log_line("still here"))
+    service_of(client).retention.round()
+    after = counts(client, "live")
+    for name in ("journal", "metric", "event"):
+        assert after[name] == before[name] > 0, name
+    state, now_ns = RunState("live"), time.time_ns()
+    with service_of(client).read() as connection:
+        newest = newest_batch(connection, "live")
+        replay(connection, "live", state, newest, now_ns - 6 * 3600 * 10**9)
+    again = {finding.what for finding in state.look(now_ns).findings}
+    assert {one["what"] for one in found["open"]} <= again
 
 
 @rules(keep_runs_days=30.0)

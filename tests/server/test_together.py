@@ -20,6 +20,7 @@ from rankscope_server.ingest.batch import (
 )
 from rankscope_server.ingest.operations import MAX_SIZES, sum_collectives
 from rankscope_server.problems import Problem
+from rankscope_server.store.batches import Journal
 from tests.server.raw_run import Collective, batches_of, collective_chunk, make_run
 
 MAX_BYTES = 1 << 28
@@ -144,10 +145,10 @@ def test_the_validator_answers_each_with_its_own(num_under_way: int) -> None:
 def test_a_defect_costs_the_batch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from rankscope_server.api import validating
 
-    def journal_of(records: list[Any]) -> bytes | None:
+    def journal_of(records: list[Any]) -> Journal:
         if any(isinstance(record, schema.Loss) for record in records):
             raise ArithmeticError("a defect of ours")
-        return None
+        return Journal(None, {})
 
     monkeypatch.setattr(validating, "pack_journal", journal_of)
     validator = Validator(MAX_BYTES, lambda: 100)

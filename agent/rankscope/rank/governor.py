@@ -19,6 +19,7 @@ from rankscope.files import ring
 from rankscope.rank.context import Context, Governed
 from rankscope.rank.recorder import MEASURE_EVERY, Recorder
 from rankscope.wire import thinning
+from rankscope.wire.schema import THINNING_CHANGED
 
 WINDOW_STEPS = 20
 WINDOW_SECONDS = 2.0  # at least: many short steps make one window
@@ -230,7 +231,7 @@ class Governor:
         )
         calls = statistics.median(self._whole_us) if self._whole_us else 0.0
         context.event(
-            "thinning_changed",
+            THINNING_CHANGED,
             {
                 "source": source.name,
                 "from_level": str(self.level),

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from rankscope_server.ingest.batch import ReadBatch, ValidatedBatch, read_batch, validate_batches
 from rankscope_server.problems import Problem
-from rankscope_server.store.batches import pack_journal
+from rankscope_server.store.batches import Journal, pack_journal
 from rankscope_server.store.engine import StoreUnavailableError
 
 _PERIOD_SECONDS = 0.1  # from one group to the next, where many batches are under way
@@ -24,7 +24,7 @@ _MANY = 4
 _MOST_BATCHES = 64  # of a group
 _MOST_BYTES, _MOST_EVENTS = 4 << 20, 200_000  # of batches that are unpacked at once
 
-Prepared: TypeAlias = tuple[ValidatedBatch, bytes | None]  # with its journal
+Prepared: TypeAlias = tuple[ValidatedBatch, Journal]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rankscope.wire import schema
 from rankscope.wire.chunk import Column
 from rankscope_server.importers.columns import chunk_of, collective_columns
-from rankscope_server.observe.facts import RECORDING, SLOWDOWN_FIELDS
+from rankscope_server.observe.facts import SLOWDOWN_FIELDS
 from rankscope_server.replay.event_graph import GraphBuilder
 from rankscope_server.replay.replay import Replay
 
@@ -255,7 +255,7 @@ def _whole(reading: Reading, start_ns: int) -> schema.Event:
     values = (ratio, step_ms, step_ms / ratio)
     fields = {name: f"{value:.6g}" for name, value in zip(SLOWDOWN_FIELDS, values, strict=True)}
     return schema.Event(
-        attempt=0, rank=schema.NODE_RANK, time_ns=start_ns, name=RECORDING,
+        attempt=0, rank=schema.NODE_RANK, time_ns=start_ns, name=schema.RECORDING,
         fields={**fields, "dates": "none"},
     )  # fmt: skip
 

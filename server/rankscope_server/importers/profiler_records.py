@@ -271,7 +271,7 @@ def _add_rank(
         found.records.append(schema.Environment(**who, facts=facts))
     if trace.loads_itself:
         loader = {"num_workers": "0"}
-        found.records.append(schema.Event(**who, name="data loader", fields=loader))
+        found.records.append(schema.Event(**who, name=schema.DATA_LOADER, fields=loader))
     found.chunks.append(chunk_of("steps", rank, _step_columns(one), host))
     for begin in range(0, len(one.placed), _EVENTS_PER_CHUNK):
         columns = _event_columns(one.placed[begin : begin + _EVENTS_PER_CHUNK], trace.base_ns)

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 
 from rankscope.wire.schema import (
     COMMAND_ENDED,
+    DATA_LOADER,
     IMPORTED,
+    LOSS_SCALE,
+    RECORDING,
+    THINNING_CHANGED,
     AnyRecord,
     Environment,
     Event,
@@ -21,14 +25,12 @@ from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.memory_table import MemoryTable
 from rankscope_server.observe.number_table import NumberTable
 from rankscope_server.observe.resume import ScriptSteps
-from rankscope_server.observe.thinning import THINNING_CHANGED, Thinning, thinning_of
+from rankscope_server.observe.thinning import Thinning, thinning_of
 from rankscope_server.observe.time_sums import TimeSums
 from rankscope_server.observe.version_table import VersionTable
 
-RECORDING = "recording"  # an event: what is known of a recording as a whole
 SLOWDOWN_FIELDS = ("slowdown", "step_ms", "ideal_ms")
 _MAX_SAVES = 4096
-LOSS_SCALE = "loss scale"  # an event: by what the loss of each pass of a step is divided
 _MAX_LOADERS = 16
 _MAX_PASSES = 1 << 20
 
@@ -116,7 +118,7 @@ class Facts:
         self.script_steps.take(record)
 
     def _take_event(self, event: Event) -> None:
-        if event.name == "data loader":
+        if event.name == DATA_LOADER:
             found = self.loaders.setdefault(event.rank, set())
             if len(found) < _MAX_LOADERS:
                 found.add(tuple(sorted(event.fields.items())))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from rankscope.wire.schema import Event
 from rankscope_server.findings.text import percent_text, ranks_text
 
-THINNING_CHANGED = "thinning_changed"
 _SERVERS_REMEDY = (
     "give the server more processors, raise RANKSCOPE_FLUSH_SECONDS, or run a second server on "
     "PostgreSQL"

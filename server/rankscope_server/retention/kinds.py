@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from rankscope.wire.sample_columns import SAMPLE_KINDS
 from rankscope_server.store import tables
 
-RawKind: TypeAlias = Literal["collectives", "steps", "samples", "logs", "events"]
-Kind: TypeAlias = Literal["collectives", "steps", "samples", "logs", "events", "rest"]
+RawKind: TypeAlias = Literal["collectives", "steps", "samples", "logs", "events", "numbers"]
+Kind: TypeAlias = Literal["collectives", "steps", "samples", "logs", "events", "numbers", "rest"]
 RAW_KINDS: tuple[RawKind, ...] = get_args(RawKind)
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS: dict[Kind, str] = {
@@ -25,7 +25,8 @@ LABELS: dict[Kind, str] = {
     "samples": "samples of machines",
     "logs": "log lines",
     "events": "events, stacks, traces",
-    "rest": "summaries, findings, numbers",
+    "numbers": "numbers of training",
+    "rest": "summaries, findings",
 }
 # They have a life of their own: preflights are kept by number, these rows outlive their run;
 # lines go with their block.
@@ -58,7 +59,7 @@ class Part:
 
     table: sa.Table
     mark: str = ""  # the column of `received_mark` that says how old a row is
-    kinds: frozenset[str] | None = None  # of chunks
+    kinds: frozenset[str] | None = None  # of chunks, and of a journal
     by_age: sa.ColumnElement[Any] | None = None  # an index has the rows of a run in this order
 
     def of_run(self, run_id: str) -> sa.ColumnElement[bool]:
@@ -79,9 +80,12 @@ class Part:
 
     @property
     def id(self) -> sa.ColumnElement[int]:
-        """Return the column whose numbers grow with time: the row's own, or its owner's."""
+        """Return the column whose numbers grow with time: of the owner, the row or its batch."""
         owner = _OWNERS.get(self.table)
-        column: sa.ColumnElement[int] = owner[0] if owner else self.table.c.id
+        columns = self.table.c
+        column: sa.ColumnElement[int] = (
+            owner[0] if owner else columns.id if "id" in columns else columns.batch_id
+        )
         return column
 
     def run_id(self) -> sa.ColumnElement[str]:
@@ -107,11 +111,16 @@ class Part:
         """Return the condition for rows of this kind, whichever run's."""
         if self.kinds is None:
             return sa.true()
-        return tables.chunk.c.kind.in_(sorted(self.kinds))
+        return self.table.c.kind.in_(sorted(self.kinds))
 
     def num_bytes(self) -> sa.ColumnElement[int]:
         """Return an expression for the bytes of content of a row, without indexes."""
         return content_bytes(self.table)
+
+
+def _journal(kind: RawKind) -> Part:
+    """Return what a restarted server would read of a kind."""
+    return Part(tables.journal, "batch_id", frozenset({kind}), tables.journal.c.batch_id)
 
 
 _CHUNK = tables.chunk
@@ -125,6 +134,11 @@ RAW_PARTS: dict[RawKind, tuple[Part, ...]] = {
         Part(tables.event, "event_id", None, tables.event.c.id),
         Part(tables.stacks, "stacks_id"),
         Part(tables.trace_part, "command_id"),
+        _journal("events"),
+    ),
+    "numbers": (
+        Part(tables.metric, "batch_id", None, tables.metric.c.batch_id),
+        _journal("numbers"),
     ),
 }
 _RAW_TABLES = {part.table for parts in RAW_PARTS.values() for part in parts}

@@ -204,9 +204,9 @@ class _Planning:
         ids: dict[str, dict[str, int]] = defaultdict(dict)
         sizes: dict[str, Size] = defaultdict(Size)
         for part, share in self._shares(kind, excess):
-            for run_id, row_id, num_bytes in self._oldest(part, share, newest, aged):
-                ids[run_id][part.mark] = row_id
-                sizes[run_id].add(1, num_bytes)
+            for run_id, row_id, size in self._oldest(part, share, newest, aged):
+                ids[run_id][part.mark] = max(row_id, ids[run_id].get(part.mark, 0))
+                sizes[run_id].add(size.rows, size.bytes)
         going = {}
         for run_id, size in sizes.items():
             first = aged.get(run_id)
@@ -215,6 +215,8 @@ class _Planning:
                 before |= first.cut.ids
                 size.add(first.rows, first.bytes)
             cut, name = Cut(newest.before_ns, before | ids[run_id]), self._runs[run_id].name
+            if len(before) < len(RAW_PARTS[kind]):  # tables of one mark go up to the later cut
+                size = self._size_of(kind, run_id, cut)
             going[run_id] = Removal(run_id, name, kind, "size", size.rows, size.bytes, cut)
         return going
 
@@ -234,17 +236,24 @@ class _Planning:
 
     def _oldest(
         self, part: Part, excess: int, newest: Cut, aged: Mapping[str, Removal]
-    ) -> Iterator[tuple[str, int, int]]:
-        """Yield (run, id, bytes) of the oldest rows that may go, of `excess` bytes together."""
+    ) -> Iterator[tuple[str, int, Size]]:
+        """Yield (run, id, size) of the oldest rows that may go, of `excess` bytes together.
+
+        Rows of one id go together: the numbers of a batch, the parts of a trace.
+        """
         at, young = 0, self._young.ids[part.mark]
         while excess > 0:
             page = self._connection.execute(
-                sa.select(part.id, part.run_id(), part.num_bytes())
+                sa.select(
+                    part.id, part.run_id().label("of_run"), sa.func.count(),
+                    sa.func.sum(part.num_bytes()),
+                )
                 .where(part.id > at, part.received_by(newest), part.of_kind())
+                .group_by(part.id, sa.text("of_run"))
                 .order_by(part.id)
                 .limit(_PAGE_ROWS)
-            ).all()
-            for row_id, run_id, num_bytes in page:
+            ).all()  # fmt: skip
+            for row_id, run_id, number, num_bytes in page:
                 run, first = self._runs.get(run_id), aged.get(run_id)
                 is_kept = run is None or run.is_pinned
                 is_kept |= run is not None and run.is_live and row_id > young
@@ -252,8 +261,8 @@ class _Planning:
                     continue
                 if excess <= 0:
                     return
-                yield run_id, row_id, num_bytes
-                excess -= num_bytes
+                yield run_id, row_id, Size(number, int(num_bytes))
+                excess -= int(num_bytes)
             if len(page) < _PAGE_ROWS:
                 return
             at = page[-1][0]

@@ -19,7 +19,8 @@ from rankscope_server.store.engine import upsert
 from rankscope_server.store.unit import Unit
 
 SETTLED_NS = 60 * 10**9
-RECOUNT_PAUSE_NS = 3600 * 10**9  # of what a live run has besides, which is read as a whole
+RECOUNT_PAUSE_NS = 3600 * 10**9  # of these of a live run, which are read as a whole
+_PAUSED = frozenset({"numbers", "rest"})
 # Too large to be read as a whole: counted once by id.
 _GROWING: dict[str, sa.Table] = {"chunk": tables.chunk, "batch": tables.batch}
 _CHUNK_KINDS: dict[str, Kind] = {
@@ -153,12 +154,12 @@ def _count_others(
 ) -> None:
     """Count logs, events and the rest of the runs that changed since they were counted."""
     run = tables.run.c
-    others: tuple[Kind, ...] = ("logs", "events", "rest")
+    others: tuple[Kind, ...] = ("logs", "events", "numbers", "rest")
     is_over = run.status.in_(("ended", "failed"))
     for run_id, version, over in connection.execute(sa.select(run.run_id, run.version, is_over)):
         for kind in others:
             size, version_before, counted_ns = known.get((run_id, kind), (Size(), -1, 0))
-            is_due = over or kind != "rest" or now_ns - counted_ns > RECOUNT_PAUSE_NS
+            is_due = over or kind not in _PAUSED or now_ns - counted_ns > RECOUNT_PAUSE_NS
             if version != version_before and is_due:
                 size = _read(connection, run_id, kind)
                 counted.rows.append(_row(run_id, kind, size, version, now_ns))

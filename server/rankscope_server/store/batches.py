@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -22,8 +23,20 @@ from rankscope_server.store.unit import Unit
 
 # Not in the journal of a batch: logs are stored in their blocks, of states only the newest counts.
 _NOT_JOURNALLED = frozenset({schema.LogLine, schema.RankState})
+# Of the rest, what goes by age, by its kind for retention; but for events that last.
+_AGEING: dict[type[schema.Record], str] = {
+    schema.Event: "events", schema.Stacks: "events", schema.Metrics: "numbers",
+}  # fmt: skip
 _encode = msgspec.msgpack.Encoder().encode
 _INSERT_BATCH = sa.insert(tables.batch)
+_INSERT_JOURNAL = sa.insert(tables.journal)
+
+
+class Journal(NamedTuple):
+    """Packed records of a batch: those that stay with their run, and by kind those that age."""
+
+    lasting: bytes | None
+    ageing: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +50,20 @@ class Stored:
     commands: list[schema.Command] = field(default_factory=list)
 
 
-def pack_journal(records: list[AnyRecord]) -> bytes | None:
+def pack_journal(records: list[AnyRecord]) -> Journal:
     """Return the records that a restarted server replays, packed."""
-    records = [record for record in records if type(record) not in _NOT_JOURNALLED]
-    return pack(_encode(records)) if records else None
+    parts: dict[str, list[AnyRecord]] = {}
+    for record in records:
+        if type(record) in _NOT_JOURNALLED:
+            continue
+        is_lasting = isinstance(record, schema.Event) and record.name in schema.LASTING_EVENTS
+        kind = "" if is_lasting else _AGEING.get(type(record), "")
+        parts.setdefault(kind, []).append(record)
+    packed = {kind: pack(_encode(part)) for kind, part in parts.items()}
+    return Journal(packed.pop("", None), packed)
 
 
-def store_batch(unit: Unit, batch: ValidatedBatch, journal: bytes | None) -> Stored:
+def store_batch(unit: Unit, batch: ValidatedBatch, journal: Journal) -> Stored:
     """Store a batch with its journal, or find that it was stored before."""
     run = unit.run(batch.run_id)
     if run.is_stored(batch):
@@ -53,12 +73,18 @@ def store_batch(unit: Unit, batch: ValidatedBatch, journal: bytes | None) -> Sto
         _INSERT_BATCH,
         {
             "producer_id": producer_id, "sequence": batch.sequence, "run_id": batch.run_id,
-            "received_ns": unit.now_ns, "records": journal,
+            "received_ns": unit.now_ns, "records": journal.lasting,
         },
     )  # fmt: skip
     batch_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
+    if journal.ageing:
+        rows = [
+            {"batch_id": batch_id, "kind": kind, "run_id": batch.run_id, "records": records}
+            for kind, records in journal.ageing.items()
+        ]
+        unit.connection.execute(_INSERT_JOURNAL, rows)
     run.ranks.load(batch.ranks())
-    changed, num_lines = store_records(unit, batch, producer_id, run.ranks)
+    changed, num_lines = store_records(unit, batch, (producer_id, batch_id), run.ranks)
     changed |= _store_chunks(unit, batch, batch_id)
     run.add(batch, producer_id, num_lines)
     commands = hand_out(unit, batch.run_id, batch.records) if batch.takes_commands else []

@@ -37,10 +37,11 @@ class _Sink:
     """What the handlers of one batch share."""
 
     def __init__(
-        self, unit: Unit, batch: ValidatedBatch, producer_id: int, ranks: RankRows
+        self, unit: Unit, batch: ValidatedBatch, ids: tuple[int, int], ranks: RankRows
     ) -> None:
         self.connection, self.tiles = unit.connection, unit.tiles
-        self.run_id, self.host, self.producer_id = batch.run_id, batch.host, producer_id
+        self.run_id, self.host = batch.run_id, batch.host
+        self.producer_id, self.batch_id = ids
         self.ranks = ranks
         self.lines: list[Line] = []
         self.rows: dict[sa.Table, list[dict[str, Any]]] = {}
@@ -57,10 +58,13 @@ class _Sink:
 
 
 def store_records(
-    unit: Unit, batch: ValidatedBatch, producer_id: int, ranks: RankRows
+    unit: Unit, batch: ValidatedBatch, ids: tuple[int, int], ranks: RankRows
 ) -> tuple[set[str], int]:
-    """Store the records of a batch; return the topics that changed and how many lines it had."""
-    sink = _Sink(unit, batch, producer_id, ranks)
+    """Store the records of a batch; return the topics that changed and how many lines it had.
+
+    `ids` are those of its producer and its own.
+    """
+    sink = _Sink(unit, batch, ids, ranks)
     if lines := [record for record in batch.records if type(record) is schema.LogLine]:
         _logs(sink, lines)
     for record in batch.records:
@@ -157,7 +161,7 @@ def _printed(sink: _Sink, record: schema.LogLine) -> None:
     if (printed := printed_loss(record)) is not None:
         number = printed.value if math.isfinite(printed.value) else None
         step = printed.step or record.step
-        sink.row(tables.metric, record, name=PRINTED_LOSS, step=step, value=number)
+        _number(sink, record, PRINTED_LOSS, step, number)
         sink.changed.add("metrics")
 
 
@@ -177,10 +181,15 @@ def _error(sink: _Sink, record: schema.ErrorRaised) -> None:
     sink.changed.add("errors")
 
 
+def _number(sink: _Sink, record: schema.Record, name: str, step: int, value: float | None) -> None:
+    batch_id = sink.batch_id
+    sink.row(tables.metric, record, name=name, step=step, value=value, batch_id=batch_id)
+
+
 def _metrics(sink: _Sink, record: schema.Metrics) -> None:
     for name, value in record.values.items():
         number = value if math.isfinite(value) else None
-        sink.row(tables.metric, record, name=name, step=record.step, value=number)
+        _number(sink, record, name, record.step, number)
     sink.changed.add("metrics")
     cells = metrics_of_device(record.values)
     if record.rank < 0 or record.step <= 0 or not cells:
@@ -272,7 +281,7 @@ _HANDLERS: dict[type[schema.Record], _Handler] = {
 # Tables whose row a later record replaces, and what of it.
 _REPLACED: dict[sa.Table, tuple[str, ...]] = {
     tables.environment: ("time_ns", "facts"),
-    tables.metric: ("time_ns", "value"),
+    tables.metric: ("time_ns", "value", "batch_id"),
     tables.loss: ("host", "count", "time_ns"),
     tables.clock_offset: ("offset_ns", "band_ns"),
 }

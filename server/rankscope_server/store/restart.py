@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -59,11 +60,8 @@ def replay(
     """
     batches = tables.batch.c
     mine = (batches.run_id == run_id) & (batches.id <= newest) & (batches.id > after)
-    journals = connection.execute(
-        sa.select(batches.id, batches.records)
-        .where(mine, batches.records.is_not(None))
-        .order_by(batches.id)
-        .execution_options(yield_per=_ROWS_AT_ONCE)
+    journals = _journals(
+        connection, run_id, lambda batch_id: (batch_id <= newest) & (batch_id > after)
     )
     first = connection.scalar(
         sa.select(sa.func.min(batches.id)).where(mine, batches.received_ns >= horizon_ns)
@@ -101,16 +99,34 @@ def replay_batches(
     connection: sa.Connection, run_id: str, state: Replayed, chosen: Collection[int]
 ) -> None:
     """Apply the records and chunks of some batches, in the order of their ids."""
-    batches, ids = tables.batch.c, sorted(chosen)
+    ids = sorted(chosen)
     for at in range(0, len(ids), _ROWS_AT_ONCE):
         part = ids[at : at + _ROWS_AT_ONCE]
-        journals = connection.execute(
-            sa.select(batches.id, batches.records)
-            .where(batches.id.in_(part), batches.records.is_not(None))
-            .order_by(batches.id)
-        )
+        journals = _journals(connection, run_id, partial(_is_among, part))
         chunks = _chunks(connection, run_id, tables.chunk.c.batch_id.in_(part))
         _apply(state, journals, chunks)
+
+
+def _is_among(ids: Collection[int], column: sa.Column[int]) -> sa.ColumnElement[bool]:
+    return column.in_(ids)
+
+
+def _journals(
+    connection: sa.Connection,
+    run_id: str,
+    chosen: Callable[[sa.Column[int]], sa.ColumnElement[bool]],
+) -> Iterable[sa.Row[Any]]:
+    """Return the journals of batches in order: what stays with the run, and what is left of it."""
+    batch, journal = tables.batch.c, tables.journal.c
+    lasting = sa.select(batch.id, batch.records).where(
+        batch.run_id == run_id, chosen(batch.id), batch.records.is_not(None)
+    )
+    ageing = sa.select(journal.batch_id, journal.records).where(
+        journal.run_id == run_id, chosen(journal.batch_id)
+    )
+    return connection.execute(
+        sa.union_all(lasting, ageing).order_by("id").execution_options(yield_per=_ROWS_AT_ONCE)
+    )
 
 
 def replay_states(connection: sa.Connection, run_id: str, state: Replayed) -> None:

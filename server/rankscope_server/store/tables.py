@@ -164,10 +164,22 @@ batch = sa.Table(
     _number("sequence"),
     _run(),
     _number("received_ns"),
-    # zstd of the records, one msgpack list, to rebuild the analysis; no logs, no states
+    # zstd of the records, one msgpack list, to rebuild the analysis; no logs, no states, and not
+    # what is in `journal`
     sa.Column("records", sa.LargeBinary),
     sa.UniqueConstraint("producer_id", "sequence"),
     sa.Index("ix_batch_run_id_id", "run_id", "id"),
+)
+
+# what an analysis reads again of a batch and what goes by age: as `records` of `batch`
+journal = sa.Table(
+    "journal",
+    metadata,
+    _number("batch_id", key=True),
+    sa.Column("kind", sa.String(32), primary_key=True),  # events, numbers
+    _run(),
+    sa.Column("records", sa.LargeBinary, nullable=False),
+    sa.Index("ix_journal_run_id_kind_batch_id", "run_id", "kind", "batch_id"),
 )
 
 chunk = sa.Table(
@@ -372,6 +384,8 @@ metric = sa.Table(
     _number("attempt", key=True),
     _number("time_ns"),
     sa.Column("value", sa.Double),  # null: the script gave NaN or infinity
+    _number("batch_id"),  # in which it came
+    sa.Index("ix_metric_run_id_batch_id", "run_id", "batch_id"),
 )
 
 event = sa.Table(

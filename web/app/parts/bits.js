@@ -349,13 +349,13 @@ export function LeftOutNote({ parts }) {
 
 /** The kinds of data that each page shows. @type {Record<string, string[]>} */
 const SHOWN = {
-  overview: ['collectives', 'steps', 'samples', 'logs', 'events'],
+  overview: ['collectives', 'steps', 'samples', 'logs', 'events', 'numbers'],
   ranks: ['steps', 'events'],
   step: ['steps', 'collectives'],
   rank: ['collectives', 'events'],
   collectives: ['collectives'],
-  parallelism: ['steps'],
-  resources: ['samples'],
+  parallelism: ['steps', 'numbers'],
+  resources: ['samples', 'numbers'],
   hang: ['events'],
   logs: ['logs'],
   errors: ['logs'],

@@ -17,7 +17,6 @@ from rankscope_server.store import tables
 from rankscope_server.text import plural, rank_list
 
 MAX_CHANGES = 100
-THINNING_CHANGED = "thinning_changed"
 _decode_state = msgspec.json.Decoder(schema.RankState).decode
 _PREFIXES: tuple[tuple[str, SourceState], ...] = (
     ("skipped", "skipped"), ("waits", "waits"), ("failed", "failed"), ("switched off", "off"),
@@ -99,7 +98,7 @@ def _is_alone(row: sa.Row[Any]) -> bool:
 def _changes(connection: sa.Connection, run: sa.Row[Any]) -> tuple[list[SourceChange], int]:
     """Return the newest changes, and how many there are."""
     table = tables.event
-    where = (table.c.run_id == run.run_id, table.c.name == THINNING_CHANGED)
+    where = (table.c.run_id == run.run_id, table.c.name == schema.THINNING_CHANGED)
     total = connection.scalar(sa.select(sa.func.count()).select_from(table).where(*where))
     rows = connection.execute(
         sa.select(table)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 import rankscope
 from rankscope.wire import thinning
-from rankscope.wire.schema import IMPORTED, Event
+from rankscope.wire.schema import IMPORTED, THINNING_CHANGED, Event
 from rankscope_server.analysis.loop import BEHIND_SECONDS
 from rankscope_server.answers import capped, json_object, of_row
 from rankscope_server.api.operations import readiness
@@ -18,7 +18,7 @@ from rankscope_server.api.operations.schema import ReadyPart
 from rankscope_server.api.runs.queries import losses, missing_batches, silent_rank, status_of
 from rankscope_server.api.server.schema import OwnFigure, SeenRun, ServerAnswer
 from rankscope_server.api.service import Service
-from rankscope_server.observe.thinning import THINNING_CHANGED, Thinning, thinning_of
+from rankscope_server.observe.thinning import Thinning, thinning_of
 from rankscope_server.store import tables
 from rankscope_server.text import plural
 

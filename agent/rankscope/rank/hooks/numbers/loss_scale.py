@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from rankscope.rank.context import Context
 from rankscope.rank.guard import attempt
 from rankscope.rank.steps import EndedStep
+from rankscope.wire.schema import LOSS_SCALE
 
 _MOST_OPERATIONS = 8
 _MAX_EVENTS = 4
@@ -76,7 +77,7 @@ class LossScale:
             return
         if facts not in self._said and len(self._said) < _MAX_EVENTS:
             self._said.append(facts)
-            self._context.event("loss scale", facts)
+            self._context.event(LOSS_SCALE, facts)
 
 
 def factors_of(loss: Any, *, skips_one: bool = False) -> tuple[str, str] | None:

@@ -144,7 +144,7 @@ class _Loaders:
         }
         if facts not in self._seen:
             self._seen.append(facts)
-            self._context.on_recorder(lambda context: context.event("data loader", facts))
+            self._context.on_recorder(lambda context: context.event(schema.DATA_LOADER, facts))
         if not self._context.data_facts:
             self._context.data_facts = {"dataset.type": facts["dataset"]}
             if _has_been_counted(loader):
