@@ -22,6 +22,8 @@ ANSWERS = {
     "What does it cost": (".verdict", r"\d+ %\s+of throughput lost"),
     "What should I do": (".verdict", r"(?i)what to do.*Copy"),
     "How sure": (".verdict", r"\d+ % sure.*Disproved if"),
+    "What should a controller": (".advicecard", r"(?i)how sure.*evidence.*advice.*what was done"),
+    "How do I record": (".advicecard select:focus", r"done"),
     "Is it the network": (".verdict", r"(?i)ruled out.*Slow data"),
     "Where did a step": ("main", rf"(?i)step goes.*rank before.*rank now.*Rank {SLOW_RANK}"),
     "What did every rank": ("#verdict", rf"(?i)rank {SLOW_RANK}"),

@@ -5,6 +5,7 @@ import { csvHref, useApi } from '../api.js';
 import { count, plural } from '../format.js';
 import { useHeld } from '../live.js';
 import { setTitle } from '../page.js';
+import { AdviceCard } from '../parts/advice.js';
 import { CappedNote, Card, Icon, Problem, Skeleton } from '../parts/bits.js';
 import { FindingsTable } from '../parts/finding.js';
 import { el, t } from '../tags.js';
@@ -39,6 +40,7 @@ export function Page({ run, topic, ended }) {
       t.h1({ id: 'verdict' }, sentence),
       held ? t.p({ class: 'note', role: 'status' }, 'New findings are in; they show when you stop pointing.') : null,
     ),
+    el(AdviceCard, { run, topic }),
     shown.open.length > 0
       ? el(
           Card,
