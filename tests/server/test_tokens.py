@@ -13,6 +13,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from rankscope.wire import schema
 from rankscope_server.access import audit, door, tokens, tries
 from rankscope_server.access.door import Credential, Door
 from rankscope_server.access.roles import OPERATOR, Principal
@@ -420,6 +421,39 @@ def test_a_stream_of_a_project_hints_at_its_own_runs_alone(
                 if "run:of-beta" in topics and "preflights" in topics:
                     break
     assert "run:of-alpha" not in topics
+
+
+def test_a_search_of_a_project_finds_and_counts_its_own_runs_alone(guarded: TestClient) -> None:
+    found = {}
+    for project in ("alpha", "beta"):
+        token = make(guarded, roles=["ingest", "read"], project=project)["token"]
+        found[project] = bearer(token)
+        group = schema.GroupDefined(
+            attempt=0, rank=0, time_ns=10**18, group=f"pg-{project}", ranks=[0], backend="gloo"
+        )
+        body = Sender(guarded, f"of-{project}").body(log_line("needle"), log_line("hay"), group)
+        guarded.post("/api/v1/ingest", content=body, headers=found[project])
+
+    def search(project: str, **asked: Any) -> Any:
+        return guarded.get("/api/v1/search", params=asked, headers=found[project])
+
+    for asked in ({}, {"q": "needle"}, {"q": "run:of-*"}, {"run": "of-alpha,of-beta"}):
+        answer = search("beta", **asked).json()
+        assert answer["facets"]["run"] == [["of-beta", answer["total"]]]
+        assert [project for project, _ in answer["facets"]["project"]] == ["beta"]
+        assert {run["run_id"] for run in answer["runs"]} == {"of-beta"}
+        assert {line["run_id"] for line in answer["lines"]} == {"of-beta"}
+    for asked in ({"q": "run:of-alpha"}, {"q": "project:alpha"}, {"run": "of-alpha"}):
+        answer = search("beta", **asked).json()
+        assert (answer["total"], answer["lines"]) == (0, [])
+        assert "alpha" not in str(answer)
+    unknown = search("beta", q="group:pg-alpha")
+    assert (unknown.status_code, unknown.json()["error"]["at"]) == (422, [0, 14])
+    last = search("beta").json()["last_id"]
+    body = Sender(guarded, "of-alpha", "later").body(log_line("more"))
+    guarded.post("/api/v1/ingest", content=body, headers=found["alpha"])
+    later = search("beta", after=last).json()
+    assert (later["lines"], later["last_id"]) == ([], last)  # not even that something came
 
 
 def test_a_quota_is_a_429_that_says_when(guarded: TestClient) -> None:
