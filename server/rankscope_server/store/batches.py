@@ -27,6 +27,7 @@ _NOT_JOURNALLED = frozenset({schema.LogLine, schema.RankState})
 _AGEING: dict[type[schema.Record], str] = {
     schema.Event: "events", schema.Stacks: "events", schema.Metrics: "numbers",
 }  # fmt: skip
+_LASTING = schema.LASTING_EVENTS
 _encode = msgspec.msgpack.Encoder().encode
 _INSERT_BATCH = sa.insert(tables.batch)
 _INSERT_JOURNAL = sa.insert(tables.journal)
@@ -51,16 +52,23 @@ class Stored:
 
 
 def pack_journal(records: list[AnyRecord]) -> Journal:
-    """Return the records that a restarted server replays, packed."""
-    parts: dict[str, list[AnyRecord]] = {}
-    for record in records:
-        if type(record) in _NOT_JOURNALLED:
-            continue
-        is_lasting = isinstance(record, schema.Event) and record.name in schema.LASTING_EVENTS
-        kind = "" if is_lasting else _AGEING.get(type(record), "")
-        parts.setdefault(kind, []).append(record)
-    packed = {kind: pack(_encode(part)) for kind, part in parts.items()}
-    return Journal(packed.pop("", None), packed)
+    """Return the records that a restarted server replays, packed.
+
+    Those that age have their places among all of them beside them: they are replayed as they came.
+    """
+    journalled = [record for record in records if type(record) not in _NOT_JOURNALLED]
+    lasting: list[AnyRecord] = []
+    ageing: dict[str, tuple[list[int], list[AnyRecord]]] = {}
+    for place, record in enumerate(journalled):
+        kind = _AGEING.get(type(record))
+        if kind is None or (isinstance(record, schema.Event) and record.name in _LASTING):
+            lasting.append(record)
+        else:
+            places, part = ageing.setdefault(kind, ([], []))
+            places.append(place)
+            part.append(record)
+    packed = {kind: pack(_encode(part)) for kind, part in ageing.items()}
+    return Journal(pack(_encode(lasting)) if lasting else None, packed)
 
 
 def store_batch(unit: Unit, batch: ValidatedBatch, journal: Journal) -> Stored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from rankscope_server.store.packing import unpack
 MOST_EVENTS = {"collectives": 4_000_000, "steps": 1 << 22}
 _ROWS_AT_ONCE = 500
 _decode_records = msgspec.msgpack.Decoder(list[AnyRecord]).decode
+_decode_ageing = msgspec.msgpack.Decoder(tuple[list[int], list[AnyRecord]]).decode
 _decode_state = msgspec.json.Decoder(schema.RankState).decode
 
 
@@ -83,15 +85,19 @@ def replay(
 
 
 def _apply(
-    state: Replayed, journals: Iterable[Any], chunks: Iterator[tuple[int, sa.Row[Any]]]
+    state: Replayed,
+    journals: Iterator[tuple[int, list[AnyRecord]]],
+    chunks: Iterator[tuple[int, sa.Row[Any]]],
 ) -> None:
-    by_batch = heapq.merge(((row.id, row) for row in journals), chunks, key=lambda item: item[0])
-    for _, row in by_batch:  # of one batch the records come first
-        if "records" in row._fields:
-            for record in _decode_records(unpack(row.records)):
+    sources: tuple[Iterator[tuple[int, Any]], ...] = (journals, chunks)
+    for _, part in heapq.merge(
+        *sources, key=lambda item: item[0]
+    ):  # of one batch the records come first
+        if isinstance(part, list):
+            for record in part:
                 state.apply_record(record)
         else:
-            chunk = chunk_of_row(row)
+            chunk = chunk_of_row(part)
             state.apply_chunk(chunk, decode_chunk(chunk.data))
 
 
@@ -115,18 +121,37 @@ def _journals(
     connection: sa.Connection,
     run_id: str,
     chosen: Callable[[sa.Column[int]], sa.ColumnElement[bool]],
-) -> Iterable[sa.Row[Any]]:
-    """Return the journals of batches in order: what stays with the run, and what is left of it."""
+) -> Iterator[tuple[int, list[AnyRecord]]]:
+    """Yield the records of batches in order: what stays with the run, and what is left of it."""
     batch, journal = tables.batch.c, tables.journal.c
-    lasting = sa.select(batch.id, batch.records).where(
+    lasting = sa.select(batch.id, batch.records, sa.literal("").label("kind")).where(
         batch.run_id == run_id, chosen(batch.id), batch.records.is_not(None)
     )
-    ageing = sa.select(journal.batch_id, journal.records).where(
+    ageing = sa.select(journal.batch_id, journal.records, journal.kind).where(
         journal.run_id == run_id, chosen(journal.batch_id)
     )
-    return connection.execute(
+    rows = connection.execute(
         sa.union_all(lasting, ageing).order_by("id").execution_options(yield_per=_ROWS_AT_ONCE)
     )
+    for batch_id, parts in itertools.groupby(rows, key=lambda row: int(row.id)):
+        yield batch_id, _as_they_came(parts)
+
+
+def _as_they_came(parts: Iterable[sa.Row[Any]]) -> list[AnyRecord]:
+    """Return the records of a batch in their order; where some are gone, others move up."""
+    lasting: list[AnyRecord] = []
+    placed: list[tuple[int, AnyRecord]] = []
+    for row in parts:
+        if row.kind:
+            placed += zip(*_decode_ageing(unpack(row.records)), strict=True)
+        else:
+            lasting = _decode_records(unpack(row.records))
+    found: list[AnyRecord] = []
+    rest = iter(lasting)
+    for place, record in sorted(placed, key=lambda item: item[0]):
+        found += itertools.islice(rest, max(place - len(found), 0))
+        found.append(record)
+    return [*found, *rest]
 
 
 def replay_states(connection: sa.Connection, run_id: str, state: Replayed) -> None:

@@ -171,7 +171,8 @@ batch = sa.Table(
     sa.Index("ix_batch_run_id_id", "run_id", "id"),
 )
 
-# what an analysis reads again of a batch and what goes by age: as `records` of `batch`
+# What an analysis reads again of a batch and what goes by age: zstd of msgpack, the places among
+# all that it reads of the batch, and the records.
 journal = sa.Table(
     "journal",
     metadata,
