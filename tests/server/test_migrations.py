@@ -158,9 +158,6 @@ def only(answer: Any, path: str) -> Any:
         return answer | {"rows": rows}
     if "/collectives" in path:
         return {name: value for name, value in answer.items() if name != "text"}
-    if "coverage" in answer:  # numbers, not their sentence
-        numbers = {name: value for name, value in answer["coverage"].items() if name != "text"}
-        return answer | {"coverage": numbers}
     if "/logs?" not in path:
         return answer
     lines = [{k: v for k, v in line.items() if k != "id"} for line in answer["lines"]]

@@ -7,8 +7,8 @@ from alembic import op
 
 from rankscope_server.store.migrations.columns import blob, number, run, word
 
-revision = "0012_journal"
-down_revision = "0011_saved_views"
+revision = "0014_journal"
+down_revision = "0013_use_of_machines"
 
 
 def upgrade() -> None:
