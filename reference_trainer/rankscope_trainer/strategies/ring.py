@@ -46,6 +46,8 @@ from rankscope_trainer.strategies.strategy import (
 from rankscope_trainer.strategies.tree import tree_all_reduce
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.world import World
 
@@ -63,9 +65,10 @@ class Ring(Strategy):
         self.writes_losses = world.rank == 0
         self.model = build_model(settings).to(world.device)
         self.optimizer = build_optimizer(settings, self.model)
-        self._all_reduce = {
+        ways: dict[str, Callable[[Tensor], object]] = {
             "ring": ring_all_reduce, "tree": tree_all_reduce, "library": dist.all_reduce,
-        }[settings.reduce_with]  # fmt: skip
+        }  # fmt: skip
+        self._all_reduce = ways[settings.reduce_with]
 
     def train_batch(self, batch: Sample) -> Tensor:
         """Accumulate this rank's gradient, then replace it by the mean over all ranks."""

@@ -89,6 +89,7 @@ def rule(connection: sa.Connection, rule_id: int) -> RuleRow:
             return _rule(connection, one)
     raise no_rule(rule_id)
 
+
 _DATABASE_DISK = (
     "never here: the disk is that of the database, which this server does not see; "
     "watch it where PostgreSQL runs"

@@ -11,7 +11,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire.chunk import RANK
-from rankscope.wire.schema import Event
+from rankscope.wire.schema import LOSS_SCALE, Event
 from rankscope_server.answers import json_object
 from rankscope_server.api.pictures.chart import chart_of
 from rankscope_server.api.pictures.schema import FindingChart, FindingTable
@@ -20,7 +20,6 @@ from rankscope_server.api.ranks.chunks import Wanted, choose, read
 from rankscope_server.api.runs.environment import environment
 from rankscope_server.findings.text import bytes_text
 from rankscope_server.observe.data_passes import PASS, DataPass, DataPasses
-from rankscope_server.observe.facts import LOSS_SCALE
 from rankscope_server.store import tables
 from rankscope_server.text import plural, rank_list
 
