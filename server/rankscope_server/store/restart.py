@@ -90,10 +90,8 @@ def _apply(
     chunks: Iterator[tuple[int, sa.Row[Any]]],
 ) -> None:
     sources: tuple[Iterator[tuple[int, Any]], ...] = (journals, chunks)
-    for _, part in heapq.merge(
-        *sources, key=lambda item: item[0]
-    ):  # of one batch the records come first
-        if isinstance(part, list):
+    for _, part in heapq.merge(*sources, key=lambda item: item[0]):
+        if isinstance(part, list):  # of one batch the records come first
             for record in part:
                 state.apply_record(record)
         else:
