@@ -82,6 +82,18 @@ def test_without_any_checkpoint_all_is_done_again() -> None:
     assert first_done_again(Start(1, 60), [Start(1, 90)]) == 1
 
 
+@pytest.mark.parametrize(
+    ("later", "first"),
+    [
+        ([Start(41, 60), Start(1, 70)], 1),  # the second one began anew: nothing was saved
+        ([Start(41, 60, saved_step=50), Start(1, 70)], 41),  # from the save of the first one
+        ([Start(41, 60), Start(61, 70), Start(1, 20)], 1),
+    ],
+)
+def test_a_start_without_a_save_between_leads_further_back(later: list[Start], first: int) -> None:
+    assert first_done_again(Start(1, 60), later) == first
+
+
 class Run:
     """Two ranks with whole seconds for everything."""
 

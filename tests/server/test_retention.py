@@ -91,7 +91,7 @@ def test_every_table_is_of_a_run_or_named() -> None:
     assert of_run | others == set(tables.metadata.tables)
     assert of_run & others == set()
     assert of_run == {
-        "advice", "advice_report", "alert", "alert_delivery",
+        "advice", "advice_report", "alert", "alert_delivery", "analysis_part", "analysis_state",
         "attempt", "batch", "chunk", "clock_offset", "command", "command_rank", "environment",
         "error_event", "event", "finding", "finding_event", "journal", "lease", "log_block",
         "log_kind", "log_word", "loss", "metric",

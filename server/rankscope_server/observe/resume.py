@@ -68,11 +68,16 @@ def last_whole_save(saves: Iterable[tuple[int, int]]) -> int:
 
 
 def first_done_again(start: Start, later: Sequence[Start]) -> int | None:
-    """Return from which step of a start on a later one trained again; None for the newest start."""
+    """Return from which step of a start on a later one trained again; None for the newest start.
+
+    One whose numbers do not show it went back to this start where none between them saved.
+    """
     if not later:
         return None
     first = min(
-        _went_on(start, other) for other in later if _shows(start, other) or other is later[0]
+        _went_on(start, other)
+        for at, other in enumerate(later)
+        if _shows(start, other) or not any(between.saved_step for between in later[:at])
     )
     return first if first <= start.last_step else None
 

@@ -6,7 +6,8 @@ import { setQuery } from '../router.js';
 import { t } from '../tags.js';
 import { writeCell } from '../url.js';
 import { levelWords, placeWords, worstOf } from './cursor.js';
-import { decodeBytes, laneSummary, rankOf, ranksTitle, ratioOf, robustZ, zText } from './scene.js';
+import { rankOf, ranksTitle } from './scene.js';
+import { decodeBytes, laneSummary, ratioOf, robustZ, zText } from './shades.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 
