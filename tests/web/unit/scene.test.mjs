@@ -2,8 +2,9 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { bandRuns, binFor, breaksOf, chosenBand, coverage, groupOfLane, layout, nearestBand, rangesOf, rankOf, rankRanges, ranksOf, ranksTitle, stepAt, ticks, wholeColumns, xOf, zoom } from '../../../web/app/charts/scene.js';
-import { growMarks, isNeutral, laneSummary, MISSING, palette, pixelColumns, ratioOf, rgb, robustZ, stretch, stretches, usualLevel, usualOf, usualWords, zText } from '../../../web/app/charts/shades.js';
+import { bandRuns, binFor, breaksOf, chosenBand, coverage, groupOfLane, growMarks, isNeutral, laneSummary, layout, MISSING, nearestBand, palette,
+  pixelColumns, rangesOf, rankOf, rankRanges, ranksOf, ranksTitle, ratioOf, rgb, robustZ, stepAt, stretch, stretches, ticks,
+  usualLevel, usualOf, usualWords, wholeColumns, xOf, zoom, zText } from '../../../web/app/charts/scene.js';
 
 const level = (ratio) => Math.round(127 + 127 * Math.log2(ratio));
 const USUAL = usualOf({ usual: null }).cell;

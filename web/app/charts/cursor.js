@@ -8,8 +8,22 @@ import { Icon } from '../parts/bits.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { timeAt } from './paint.js';
-import { coverage, groupOfLane, rangesOf, rankRanges, ranksOf, wholeColumns, xOf } from './scene.js';
-import { isNeutral, MISSING, ratioOf, referenceWords, robustZ, usualOf, zWords } from './shades.js';
+import {
+  coverage,
+  groupOfLane,
+  isNeutral,
+  MISSING,
+  rangesOf,
+  rankRanges,
+  ranksOf,
+  ratioOf,
+  referenceWords,
+  robustZ,
+  usualOf,
+  wholeColumns,
+  xOf,
+  zWords,
+} from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 /** @typedef {import('../../types/api.js').Cell} Cell */

@@ -6,8 +6,7 @@ import { setQuery } from '../router.js';
 import { t } from '../tags.js';
 import { writeCell } from '../url.js';
 import { levelWords, placeWords, worstOf } from './cursor.js';
-import { rankOf, ranksTitle } from './scene.js';
-import { decodeBytes, laneSummary, ratioOf, robustZ, zText } from './shades.js';
+import { decodeBytes, laneSummary, rankOf, ranksTitle, ratioOf, robustZ, zText } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 

@@ -10,7 +10,7 @@ import { el, t } from '../tags.js';
 import { readRank, runPath } from '../url.js';
 import { blockNames, cornerOf, levelOf, moved, placeAt, placeOf, planMesh } from './mesh-maths.js';
 import { tokens } from './paint.js';
-import { HATCH, palette } from './shades.js';
+import { HATCH, palette } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Mesh} Mesh */
 /** @typedef {import('../../types/api.js').MeshValue} Value */

@@ -1,8 +1,20 @@
 /** Draws the map on a canvas: throughput strip, pinned lanes, lanes, axis. No element per cell. */
 
 import { count, figure, percent, timeOfDay } from '../format.js';
-import { AXIS_HEIGHT, ticks, xOf } from './scene.js';
-import { growMarks, HATCH, MISSING, pack, palette, pixelColumns, rgb, stretch, usualOf } from './shades.js';
+import {
+  AXIS_HEIGHT,
+  growMarks,
+  HATCH,
+  MISSING,
+  pack,
+  palette,
+  pixelColumns,
+  rgb,
+  stretch,
+  ticks,
+  usualOf,
+  xOf,
+} from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} RankMap */
 /** @typedef {import('../../types/api.js').Throughput} Throughput */

@@ -2,7 +2,7 @@
 
 import { duration } from '../format.js';
 import { tokens } from './paint.js';
-import { HATCH, pack } from './shades.js';
+import { HATCH, pack } from './scene.js';
 import { arrowsOf, LOOKS, NOTHING, PATH_HEIGHT, rasterise, tickText, timeTicks } from './timeline-maths.js';
 
 /** @typedef {import('../../types/api.js').StepTimeline} StepTimeline */

@@ -6,10 +6,10 @@ import { bytes, count, plural, words } from '../format.js';
 import { useHeld } from '../live.js';
 import { setTitle } from '../page.js';
 import { Card, Loaded, Table, When } from '../parts/bits.js';
-import { MapCard } from '../parts/mapcard.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, readRank, runPath, withQuery } from '../url.js';
+import { MapCard } from './overview.js';
 
 /** @typedef {import('../../types/api.js').Ranks} Ranks */
 /** @typedef {import('../../types/api.js').RankRow} RankRow */

@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { zWords } from '../charts/shades.js';
+import { zWords } from '../charts/scene.js';
 import { count, deviation, duration, plural, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce } from '../page.js';
