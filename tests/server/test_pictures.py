@@ -387,6 +387,16 @@ def test_where_the_time_went_adds_up(client: TestClient) -> None:
     assert next(iter(shares)) == "productive"
 
 
+def test_where_no_process_is_known_a_gpu_is_that_of_its_local_rank(client: TestClient) -> None:
+    run_id = seed_with(poster(client), fault="none", steps=100, gpus=True)
+    sender = Sender(client, run_id)
+    first = sender.get("/machines")["machines"][0]["first_ms"]
+    host = next(one["host"] for one in sender.get("/ranks")["ranks"] if one["rank"] == 1)
+    number = stored(sender, kind="power_cap", ranks=[1], hosts=[host], onset_ms=first)
+    charts = sender.get(f"/findings/{number}/picture")["charts"]
+    assert {line["label"] for chart in charts for line in chart["lines"]} == {f"GPU 1 of {host}"}
+
+
 def test_of_gpus_of_which_none_is_named_the_busiest_is_drawn(client: TestClient) -> None:
     run_id = seed_with(poster(client), fault="none", steps=100, gpus=True)
     sender = Sender(client, run_id)

@@ -22,6 +22,7 @@ from rankscope_server.api.resources.quantities import QUANTITIES, Quantity
 from rankscope_server.api.resources.reading import Read, Series, Thing, read_samples
 from rankscope_server.api.steps.queries import Array
 from rankscope_server.findings.policy import POLICY
+from rankscope_server.store import tables
 
 S = 10**9
 _OF_HOST = "; times by the host's clock"
@@ -91,16 +92,29 @@ def _sampled(
 
 
 def _gpus_of(connection: sa.Connection, subject: Subject) -> set[Thing]:
-    """Return the GPUs of the named ranks, as their processes were seen; empty where none was."""
+    """Return the GPUs of the named ranks: where their processes were seen, else by local rank."""
     hosts = sorted({subject.host_of[rank] for rank in subject.ranks if rank in subject.host_of})
     if not hosts:
         return set()
     reader = Reader(connection, subject.run_id, "gpu_process", hosts, (0, subject.last_ns))
-    return {
+    seen = {
         Thing(host, int(key[0]))
         for (host, key), part in reader.read(["rank"])
         if set(part["rank"].tolist()) & set(subject.ranks)
     }
+    return seen or _by_local_rank(connection, subject)
+
+
+def _by_local_rank(connection: sa.Connection, subject: Subject) -> set[Thing]:
+    """Return the GPUs as detectors give them to ranks where no process is known."""
+    table = tables.rank.c
+    rows = connection.execute(
+        sa.select(table.host, table.local_rank).where(
+            table.run_id == subject.run_id, table.attempt == subject.attempt,
+            table.rank.in_(subject.ranks), table.local_rank.is_not(None),
+        )
+    )  # fmt: skip
+    return {Thing(host, int(local_rank)) for host, local_rank in rows}
 
 
 _NOUNS = {"rank": "rank", "gpu": "GPU", "node": "node", "job": "job"}
