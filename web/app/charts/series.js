@@ -178,7 +178,7 @@ function options(
       },
       ...(over ? [{ stroke: colours['t-wait'], width: 1.75, points: dots }] : []),
       ...lines.map((_, i) => {
-        const [name, dash] = LOOKS[i % LOOKS.length];
+        const [name, dash] = LOOKS[(over ? i + 1 : i) % LOOKS.length]; // `over` has the first
         return { stroke: colours[name], width: 1.75, dash, points: { show: false } };
       }),
     ],

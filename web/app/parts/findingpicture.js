@@ -99,9 +99,7 @@ function Drawn({ chart }) {
 function legend(chart) {
   return t.span(
     { class: 'picturekey' },
-    chart.lines.map((line, i) =>
-      t.span({ key: line.label }, el(Stroke, { look: i === 0 ? 0 : (i - 1) % LOOKS.length }), ` ${line.label}`),
-    ),
+    chart.lines.map((line, i) => t.span({ key: line.label }, el(Stroke, { look: i % LOOKS.length }), ` ${line.label}`)),
     chart.others
       ? t.span(
           { key: 'others' },
