@@ -40,7 +40,6 @@ export function Page({ run, topic, ended }) {
       t.h1({ id: 'verdict' }, sentence),
       held ? t.p({ class: 'note', role: 'status' }, 'New findings are in; they show when you stop pointing.') : null,
     ),
-    el(AdviceCard, { run, topic }),
     shown.open.length > 0
       ? el(
           Card,
@@ -56,6 +55,7 @@ export function Page({ run, topic, ended }) {
           el(CappedNote, { capped: shown.recovered_capped, noun: 'findings' }),
         )
       : null,
+    el(AdviceCard, { run, topic }),
     el(
       Card,
       { title: 'Who looked', note: 'a detector without its input is skipped, which is not the same as healthy' },

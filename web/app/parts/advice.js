@@ -55,8 +55,8 @@ export function AdviceCard({ run, topic }) {
     Card,
     {
       class: 'advicecard',
-      title: 'What to do',
-      note: 'as a controller is given it; Rankscope does none of it by itself',
+      title: 'Advice to controllers',
+      note: 'what they would do by themselves; Rankscope does none of it',
     },
     Loaded({
       answer: now,
