@@ -184,9 +184,18 @@ def test_where_nothing_is_stored_it_is_said(sender: Sender) -> None:
 
 
 def test_every_kind_has_a_picture_and_may_lack_it(database_url: str) -> None:
-    assert set(PICTURES) == {known.id for known in KINDS}
+    assert set(PICTURES) <= {known.id for known in KINDS}  # others have the plain one
     assert all(sources for sources in PICTURES.values())
     assert all(source.lacks for sources in PICTURES.values() for source in sources)
+
+
+def test_a_kind_without_a_picture_of_its_own_has_self_time(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(PICTURES, "slow_data")
+    send_job(poster(sender.client), "run", gloo("slow_data", size=0.6))
+    found = picture_of(sender, "slow_data")
+    assert [chart["key"] for chart in found["picture"]["charts"]] == ["own_work"]
 
 
 def gloo(kind: Any, **more: Any) -> Job:

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rankscope_server.answers import json_object
-from rankscope_server.api.pictures.registry import PICTURES
+from rankscope_server.api.pictures.registry import PICTURES, PLAIN
 from rankscope_server.api.pictures.schema import (
     FindingBars,
     FindingChart,
@@ -21,6 +21,7 @@ from rankscope_server.api.pictures.subject import MAX_LINES, Source, Subject
 from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows, role_of
 from rankscope_server.api.storage.removed import removed
 from rankscope_server.findings.finding import Level
+from rankscope_server.findings.kinds import KINDS
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
 
@@ -31,7 +32,8 @@ _OF_OLD = Source(lambda *_: (), "this version of the server does not know its ki
 def picture(connection: sa.Connection, run: sa.Row[Any], finding_id: int) -> FindingPicture:
     """Return what is drawn of a finding. Raises Problem 404."""
     subject = subject_of(connection, run, finding_id)
-    sources = PICTURES.get(subject.kind, (_OF_OLD,))
+    is_known = any(kind.id == subject.kind for kind in KINDS)
+    sources = PICTURES.get(subject.kind, PLAIN if is_known else (_OF_OLD,))
     made = [(source, source.make(connection, subject)) for source in sources]
     parts = [part for _, some in made for part in some]
     missing = _missing(connection, subject, [source for source, some in made if not some])

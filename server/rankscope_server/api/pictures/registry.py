@@ -63,6 +63,7 @@ _ENDS = Source(ends, "when ranks ended their last step is not stored")
 _SAVES = Source(saves, "fewer than two checkpoints are stored", "events")
 _FACTS = Source(facts, "the facts in which ranks differ are not stored")
 _PASSES = Source(passes, "how passes over the data began is not stored", "events")
+PLAIN: tuple[Source, ...] = (_OWN,)  # of a kind that has no picture of its own
 PICTURES: dict[str, tuple[Source, ...]] = {
     "slow_compute": (_OWN,),
     "slow_data": (_DATA,),
