@@ -11,12 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from rankscope.wire import schema
-from rankscope_server.analysis import keeping, kept
+from rankscope_server.analysis import keeping, kept, loop
 from rankscope_server.analysis.loop import LiveRun
 from rankscope_server.analysis.state import RunState
 from rankscope_server.api.app import create_app
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
+from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.unit import Unit
 from tests.server.conftest import Sender, TestClient, poster
 from tests.server.seed import seed_with
 
@@ -183,6 +185,21 @@ def test_nothing_is_kept_of_a_run_that_is_over(
         monkeypatch.setattr(keeping, "MIN_BATCHES", 64)
     with server(settings) as client:
         assert rows(client, tables.analysis_state) == 0
+
+
+def test_a_server_that_cannot_write_starts(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server(settings) as client:
+        seed(client)
+        look(client)
+
+    def full(unit: Unit) -> None:
+        raise StoreUnavailableError("the disk is full", "make room", "disk_full")
+
+    monkeypatch.setattr(loop, "forget_ended", full)
+    with server(settings) as client:
+        assert look(client) is not None
 
 
 def test_it_goes_with_its_run(settings: Settings) -> None:

@@ -157,7 +157,10 @@ class AnalysisLoop:
 
     def start(self) -> None:
         """Take up the runs that were live when the server ended, and begin to look."""
-        self._writer.run(forget_ended)
+        try:
+            self._writer.run(forget_ended)
+        except StoreUnavailableError as error:  # a server with a full disk starts too
+            log.info("what was kept of runs that are over stays for now: %s", error)
         self._take_up_live_runs()
         self._thread.start()
 
@@ -344,16 +347,17 @@ class AnalysisLoop:
 
     def _forget_silent_runs(self) -> None:
         now = time.monotonic()
-        silent, over = [], []
+        silent: list[str] = []
+        over: dict[str, LiveRun] = {}
         with self._lock:
             for run_id, run in list(self._runs.items()):
                 age = now - run.last_news
                 if run.outcome.status in OVER and age > _OVER_SECONDS:
-                    over.append(run_id)
+                    over[run_id] = run
                 elif age > self._settings.forget_after_seconds:
                     silent.append(run_id)
-        for run_id in over:
-            with self._guarded(run_id, self._runs[run_id]):
+        for run_id, run in over.items():  # it may be deleted meanwhile
+            with self._guarded(run_id, run):
                 self._writer.run(partial(forget, run_id=run_id), lock=of_run(run_id))
         for run_id in (*silent, *over):
             self.forget(run_id)

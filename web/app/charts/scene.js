@@ -291,7 +291,7 @@ export function rangesOf(text) {
   });
 }
 
-/** All ranks of a lane; a cut list goes on where its ranks follow each other. @param {import('../../types/api.js').MapRow} row */
+/** All ranks of a lane; a cut list continues where its ranks follow each other. @param {import('../../types/api.js').MapRow} row */
 export function ranksOf(row) {
   const total = row.ranks_capped?.total ?? row.ranks.length;
   const first = row.ranks[0];
