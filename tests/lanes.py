@@ -53,7 +53,8 @@ _PLAIN_GC = (100_000, 50, 100)  # simulated runs are millions of objects: 8 % le
 _PLAIN_LIMIT_S = 1200.0  # the limit of all tests is too short for those that let others pass
 _NUM_QUIET = 2
 _UNKNOWN_S = 0.05  # of a test that is not in the file
-_REMEMBERED_S = 1.0
+_REMEMBERED_S = 0.3
+_QUICK_S, _LONG_S = 0.3, 1.0  # shorter than the one, and from the other on
 _OF_REAL_PROCESSES = ("multiproc", "quiet", "alone", "browser", "laboratory")
 LEFT_OUT = "long, and the time was over"
 _SILENT = ("terminalreporter", "outcomes")  # plugins that hear of each test in the parent
@@ -113,7 +114,9 @@ def _is_quick(item: pytest.Item, took: dict[str, float]) -> bool:
         return True
     is_run = any(map(item.get_closest_marker, _OF_REAL_PROCESSES))
     needs = {name for mark in item.iter_markers("needs") for name in mark.args} - {"compiler"}
-    return not is_run and not needs and took.get(item.nodeid, 0.0) < _REMEMBERED_S
+    if is_run or needs or _uses_postgres(item):
+        return False
+    return took.get(item.nodeid, 0.0) < _QUICK_S
 
 
 def is_long(item: pytest.Item, took: dict[str, float]) -> bool:
@@ -124,7 +127,7 @@ def is_long(item: pytest.Item, took: dict[str, float]) -> bool:
     if item.get_closest_marker("core") or item.get_closest_marker("quick"):
         return False
     is_run = any(map(item.get_closest_marker, _OF_REAL_PROCESSES))
-    return is_run or took.get(item.nodeid, 0.0) >= _REMEMBERED_S
+    return is_run or took.get(item.nodeid, 0.0) >= _LONG_S
 
 
 def seconds() -> dict[str, float]:
@@ -190,15 +193,13 @@ def _together(item: pytest.Item) -> str:
     return item.nodeid if is_alone else str(item.path)
 
 
-def _use_postgres(items: list[pytest.Item]) -> bool:
-    """Return whether any of them shares the server of PostgreSQL."""
-    if capabilities.lacks("postgres"):
-        return False
-    calls = [item.callspec for item in items if hasattr(item, "callspec")]
-    values = (value for call in calls for value in call.params.values())
+def _uses_postgres(item: pytest.Item) -> bool:
+    """Return whether a test shares the server of PostgreSQL."""
+    call = getattr(item, "callspec", None)
     # a value may be an array, which is equal to nothing but an array
-    return any(isinstance(value, str) and value == postgres.KIND for value in values) or any(
-        "postgres" in getattr(item, "fixturenames", ()) for item in items
+    values = call.params.values() if call else ()
+    return "postgres" in getattr(item, "fixturenames", ()) or any(
+        isinstance(value, str) and value == postgres.KIND for value in values
     )
 
 
@@ -244,7 +245,8 @@ class Lanes:
         if any(waiting for kind, waiting in self._waiting.items() if kind != "plain"):
             fork_server.share(base / "fork-server")
             command_server.share(base / "command-server")
-        with postgres.shared() if _use_postgres(session.items) else contextlib.nullcontext():
+        is_used = not capabilities.lacks("postgres") and any(map(_uses_postgres, session.items))
+        with postgres.shared() if is_used else contextlib.nullcontext():
             gc.collect()
             gc.freeze()  # a process that collects would copy all that was imported here
             for phase in self._phases:

@@ -5,7 +5,7 @@ The checks run beside the tests, which several processes share (`tests/lanes.py`
     python -m tests.run check                    lint, types, import contracts, vendored files
     python -m tests.run test [WORDS ...]         the same and the tests, or what pytest selects
     python -m tests.run all                      the same and all tests, however long they take
-    python -m tests.run quick                    what is tested within a process, and one run
+    python -m tests.run quick                    what takes a moment within a process, and one run
     python -m tests.run --fresh test             and the first command in a bare system
 
 `test` takes a quarter of an hour on two processors: of what is long (tests/lanes.py) it runs a part

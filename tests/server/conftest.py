@@ -143,6 +143,13 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
     )  # fmt: skip
 
 
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.05)
+
+
 def new_data(folder: Path, database_url: str = "") -> str:
     """Return a new data folder; SQLite has its tables there: copied, which is quicker."""
     folder.mkdir(mode=0o700, exist_ok=True)

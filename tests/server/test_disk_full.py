@@ -7,12 +7,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.conftest import ServerProcess
+from tests.server.conftest import ServerProcess, wait_until
 from tests.server.filling import Collector, batch, chunk, fill
 
 MIB = 1 << 20
@@ -46,13 +45,6 @@ def start(disk: Path) -> Iterator[Callable[..., ServerProcess]]:
 
 def get(server: ServerProcess, path: str) -> httpx.Response:
     return httpx.get(server.url + path, timeout=30, trust_env=False)
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
 
 
 def is_ready(server: ServerProcess) -> bool:

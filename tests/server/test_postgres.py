@@ -20,7 +20,7 @@ from rankscope_server.settings import read
 from rankscope_server.store import engine as engine_module
 from rankscope_server.store.engine import foresee, open_engines
 from tests.capabilities import need, postgres_programs
-from tests.server.conftest import Sender, ServerProcess, log_line
+from tests.server.conftest import Sender, ServerProcess, log_line, wait_until
 from tests.server.postgres import Postgres
 from tests.server.seed import seed_run, wait_until_judged
 
@@ -194,6 +194,35 @@ def test_batches_sent_at_once_are_each_stored_once(start_server: Start, postgres
     assert set(statuses) == {200}
     with httpx.Client(base_url=server.url) as client:
         assert client.get("/api/v1/runs/run/logs").json()["total"] == 80
+
+
+def test_a_database_that_only_reads_is_not_ready(
+    start_server: Start, own_postgres: Postgres
+) -> None:
+    """As after a failover to a standby."""
+    url = own_postgres.create()
+    server = start_server("--database-url", url)
+    name = sa.make_url(url).database
+    engine = sa.create_engine(
+        own_postgres.url("postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+    )
+
+    def run(statement: str) -> None:
+        with engine.connect() as connection:
+            connection.execute(sa.text(statement), {"name": name})
+
+    def ready() -> httpx.Response:
+        return httpx.get(f"{server.url}/api/v1/ready", timeout=30)
+
+    assert ready().status_code == 200
+    setting = f'ALTER DATABASE "{name}" SET default_transaction_read_only'
+    run(f"{setting} = on")
+    run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name")
+    wait_until(lambda: ready().status_code == 503 and "only" in ready().text)
+    assert "writing: the database is read-only" in ready().json()["error"]["what"]
+    assert httpx.get(f"{server.url}/api/v1/runs", timeout=30).status_code == 200
+    run(f"{setting} = off")  # of new connections: those that only read must be given up
+    wait_until(lambda: ready().status_code == 200)
 
 
 def test_the_document_sets_it_up(own_postgres: Postgres, start_server: Start) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,13 +85,68 @@ def test_loopback_names_are_answered(client: TestClient, host: str) -> None:
     assert client.get("/api/v1/runs", headers={"Host": host}).status_code == 200
 
 
-def test_a_page_of_another_site_changes_nothing(client: TestClient) -> None:
+OWN = "127.0.0.1:8787"
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_taken"),
+    [
+        (OWN, "http://127.0.0.1:8787", True),
+        (OWN, "https://evil.example", False),
+        (OWN, "https://evil.example:8787", False),
+        (OWN, "null", False),
+        (OWN, "http://127.0.0.1.evil.example:8787", False),
+        (OWN, "http://127.0.0.1:9000", False),  # another program of this machine
+        (OWN, "http://localhost:3000", False),
+        (OWN, "http://127.0.0.1", False),
+        (OWN, "http://127.0.0.1:" + "8" * 5000, False),
+        ("[::1]:8787", "http://[::1]:8787", True),
+        ("[::1]:8787", "http://[::1]:3000", False),
+        ("localhost", "http://localhost:9000", True),  # a proxy may take off the port
+        ("127.0.0.1:8787", "https://scope.example", True),  # one that says another name
+        ("scope.example", "https://scope.example", True),
+        ("scope.example:443", "https://scope.example", True),
+        ("scope.example:8787", "http://scope.example:9000", False),
+        ("scope.example:8787", "http://localhost:8787", False),
+    ],
+)
+def test_only_a_page_of_this_server_changes_anything(
+    settings: Settings, host: str, origin: str, is_taken: bool
+) -> None:
+    app = create_app(replace(settings, allowed_hosts="scope.example"))
+    with TestClient(app, base_url="http://127.0.0.1:8787") as client:
+        body = Sender(client).body(log_line("x"))
+        headers = {"Host": host, "Origin": origin}
+        reply = client.post("/api/v1/ingest", content=body, headers=headers)
+        assert reply.status_code == (200 if is_taken else 403), reply.text
+
+
+@pytest.mark.parametrize(
+    ("site", "is_taken"),
+    [("same-origin", True), ("none", True), ("same-site", False), ("cross-site", False),
+     ("", False)],
+)  # fmt: skip
+def test_what_the_browser_says_of_the_sender_goes_first(
+    client: TestClient, site: str, is_taken: bool
+) -> None:
     body = Sender(client).body(log_line("x"))
-    for origin in ("https://evil.example", "null", "http://127.0.0.1.evil.example"):
-        reply = client.post("/api/v1/ingest", content=body, headers={"Origin": origin})
-        assert reply.status_code == 403
-    own = client.post("/api/v1/ingest", content=body, headers={"Origin": "http://127.0.0.1:8787"})
-    assert own.status_code == 200
+    # a proxy with TLS: the browser's origin is none that the server knows
+    headers = {"Sec-Fetch-Site": site, "Origin": "https://scope.example"}
+    reply = client.post("/api/v1/ingest", content=body, headers=headers)
+    assert reply.status_code == (200 if is_taken else 403)
+    assert client.get("/api/v1/runs", headers=headers).status_code == 200  # a link from elsewhere
+
+
+@pytest.mark.parametrize(("port", "is_taken"), [(80, False), (8787, True)])
+def test_a_host_without_a_port_has_that_of_the_server_where_it_is_the_usual_one(
+    settings: Settings, port: int, is_taken: bool
+) -> None:
+    app = create_app(settings)
+    with TestClient(app, base_url=f"http://localhost:{port}") as client:
+        body = Sender(client).body(log_line("x"))
+        headers = {"Host": "localhost", "Origin": "http://localhost:9000"}
+        reply = client.post("/api/v1/ingest", content=body, headers=headers)
+        assert reply.status_code == (200 if is_taken else 403)
 
 
 def test_more_names_may_be_allowed() -> None:

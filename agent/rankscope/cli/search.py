@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from rankscope.address import AddressError
@@ -231,7 +233,14 @@ def _facet_word(facet: str, value: Any, names: dict[str, str]) -> str:
 
 def _marked(query: str, begin: int, end: int) -> str:
     """Return the query with a mark under what is wrong in it."""
-    return f"  {one_line(query)}\n  {' ' * begin}{'^' * max(end - begin, 1)}"
+    before, wrong = _in_place(query[:begin]), _in_place(query[begin:end])
+    mark = " " * cell_len(before) + "^" * max(cell_len(wrong), 1)
+    return f"  {_in_place(query)}\n  {mark}"
+
+
+def _in_place(text: str) -> str:
+    """Return a text in one line in which nothing acts, each blank as one space."""
+    return shown(re.sub(r"\s", " ", text))
 
 
 def _author(line: dict[str, Any]) -> str:

@@ -25,6 +25,10 @@ from rankscope_server.store.engine import StoreUnavailableError
 
 COOKIE = "rankscope_session"
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+_OWN_SITE = {"same-origin", "none"}  # the latter: typed by the user
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_PORT_DIGITS = 5
 # Without a token: that it lives, how to sign in, and the dashboard's own files, which hold no data.
 _SESSION = ("/api/v1/session", "/api/v1/session/oidc", CALLBACK)
 _OPEN_PATHS = ("/api/v1/health", "/api/v1/ready")
@@ -48,6 +52,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._hosts = allowed_hosts(settings)
+        self._named = _named_hosts(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse foreign hosts and unknown senders; add the safety headers."""
@@ -83,11 +88,26 @@ class Guard:
             )  # fmt: skip
 
     def _is_foreign(self, request: Request, host: str) -> bool:
+        """Return whether a page of another origin sends this: another name, or another port."""
+        site = request.headers.get("sec-fetch-site")
+        if site is not None:  # the browser compared them itself; pages cannot set this header
+            return site not in _OWN_SITE
         origin = request.headers.get("origin")
         if origin is None:  # no browser
             return False
-        name = host_name(origin.partition("://")[2])
-        return name != host and (self._hosts is None or name not in self._hosts)
+        scheme, _, rest = origin.partition("://")
+        name = host_name(rest)
+        if name == host or {name, host} <= _LOOPBACK:
+            port = _port(request.headers.get("host", "")) or _default_port(request)
+            return port is not None and port != (_port(rest) or _DEFAULT_PORTS.get(scheme))
+        return name not in self._named  # a proxy that has this name may pass on another one
+
+
+def _default_port(request: Request) -> int | None:
+    """Return the port of a Host header without one; None where a proxy may have taken it off."""
+    server = request.scope.get("server")
+    port = server[1] if server else None
+    return port if port in _DEFAULT_PORTS.values() else None
 
 
 async def is_still(request: Request, principal: Principal) -> bool:
@@ -205,11 +225,15 @@ def allowed_hosts(settings: Settings) -> frozenset[str] | None:
 
     With a wildcard address no name is known beforehand; there the token protects.
     """
-    more = {name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()}
+    more = _named_hosts(settings)
     if settings.host in {"0.0.0.0", "::", ""} and not more:
         return None
-    loopback = {"127.0.0.1", "localhost", "::1"}
-    return frozenset(loopback | {settings.host.strip("[]").lower()} | more)
+    return _LOOPBACK | {settings.host.strip("[]").lower()} | more
+
+
+def _named_hosts(settings: Settings) -> frozenset[str]:
+    names = (name.strip().lower() for name in settings.allowed_hosts.split(","))
+    return frozenset(name for name in names if name)
 
 
 def host_name(header: str) -> str:
@@ -218,6 +242,12 @@ def host_name(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0]
+
+
+def _port(header: str) -> int | None:
+    """Return the port of a Host header, None if it has none."""
+    digits = header.strip().rpartition("]")[2].partition(":")[2]
+    return int(digits) if digits.isdecimal() and len(digits) <= _PORT_DIGITS else None
 
 
 def _with_headers(request: Request, send: Send) -> Send:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from datetime import UTC, datetime
-from typing import TypeAlias, cast
+from typing import TypeAlias, cast, get_args, get_type_hints
 
+from rankscope.wire import schema
 from rankscope_server.search.tree import Name, Names, Node, Number, Numbers, Place, QueryError, Time
 from rankscope_server.text import LEVEL_BOUNDS, LEVELS
 
 Value: TypeAlias = tuple[str, Place]
+_STREAMS = (
+    *get_args(get_type_hints(schema.LogLine)["stream"]), "event", "error", "finding",
+)  # fmt: skip
 HELP: dict[str, str] = {
     "rank": "3 or 3-7 or 0,2,4-7; node for lines of no rank",
     "level": "error or error,info or >=warning",
@@ -18,7 +22,7 @@ HELP: dict[str, str] = {
     "attempt": "0 or 0..2",
     "host": "node-b or node-*",
     "logger": "train.data or train.*",
-    "stream": "logging, warning, stdout, stderr, agent, event, error or finding",
+    "stream": f"{', '.join(_STREAMS[:-1])} or {_STREAMS[-1]}",
     "group": "the name of a process group",
     "run": "the id or the name of a run, or ddp-*",
     "project": "the name of a project",
@@ -43,6 +47,8 @@ def read(name: str, values: list[Value], place: Place, now_ns: int) -> Node:
     field = name.lower()
     if field not in HELP:
         raise _unknown(name, place)
+    if field == "stream":
+        _check_streams(values)
     if field in _NAMES:
         return Names(cast(Name, field), tuple(value for value, _ in values), place)
     if field in ("since", "until"):
@@ -67,6 +73,15 @@ def _unknown(name: str, place: Place) -> QueryError:
         f"{name[:30]}: is not a filter", Place(place.start, place.start + len(name) + 1),
         f"{other}Use {', '.join(HELP)}; put it in quotation marks to search for the text",
     )  # fmt: skip
+
+
+def _check_streams(values: list[Value]) -> None:
+    for value, place in values:
+        pattern = re.compile(re.escape(value.lower()).replace(r"\*", ".*"))
+        if not any(map(pattern.fullmatch, _STREAMS)):
+            near = difflib.get_close_matches(value.lower(), _STREAMS, 1)
+            other = f"{near[0]} is one; " if near else ""
+            raise QueryError(f"{value[:40]!r} is no stream", place, f"{other}use {HELP['stream']}")
 
 
 def _range(field: Number, value: str, place: Place) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope_server.search.tree import QueryError, Regex, Text
+from rankscope_server.search.tree import Place, QueryError, Regex, Text
 from rankscope_server.search.words import IS_WORD_BYTE, is_word_at
 
 _re2: Any = importlib.import_module("re2")  # without types
@@ -65,11 +65,21 @@ def compiled(leaf: Text | Regex) -> Any:
     except _re2.error as error:
         said = error.args[0] if error.args else ""
         reason = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        raise QueryError(
-            f"not a regular expression of RE2: {reason[:200]}",
-            leaf.place,
-            "see https://github.com/google/re2/wiki/Syntax, or search for it in quotation marks",
-        ) from error
+        raise _mistake(leaf, reason.replace(flags, "", 1)) from error
+
+
+def _mistake(leaf: Regex, reason: str) -> QueryError:
+    """Return what RE2 says, at the part of the expression that it names."""
+    part = reason.rpartition(": ")[2]
+    at = leaf.pattern.find(part)
+    start = leaf.place.start + len("/") + at
+    # one that was written \/ is shorter in the pattern
+    is_found = part and at >= 0 and "/" not in leaf.pattern[: at + len(part)]
+    return QueryError(
+        f"not a regular expression of RE2: {reason[:200]}",
+        Place(start, start + len(part)) if is_found else leaf.place,
+        "see https://github.com/google/re2/wiki/Syntax, or search for it in quotation marks",
+    )
 
 
 def _lines_of_text(leaf: Text, texts: Texts) -> Array:

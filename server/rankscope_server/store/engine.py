@@ -45,6 +45,7 @@ _COLUMNS = {
 STOPPED_SECONDS = 5.0
 # PostgreSQL's codes: this process stood still in the middle of one, a deadlock
 _ROLLED_BACK = frozenset({"25P03", "40P01"})
+_ONLY_READS = "25006"
 
 
 class StoreUnavailableError(RuntimeError):
@@ -402,6 +403,13 @@ def _writing(address: sa.URL) -> sa.Engine:
             limit_ms = int(STOPPED_SECONDS * 1e3)
             connection.execute(f"SET idle_in_transaction_session_timeout = {limit_ms}")
             connection.commit()
+
+        @sa.event.listens_for(engine, "handle_error")
+        def on_error(context: sa.engine.ExceptionContext) -> None:
+            # A server that takes no writes any more is asked for by a new connection, which a
+            # proxy may lead to the one that took its place; this one would stay as it is.
+            if getattr(context.original_exception, "sqlstate", None) == _ONLY_READS:
+                context.is_disconnect = True
 
     return engine
 

@@ -83,13 +83,44 @@ def test_network_errors_are_answers(receiver: Receiver) -> None:
     assert "timed out" in answer.text
 
 
+OURS = json.dumps({"error": {"what": "not a batch", "field": "body", "remedy": "pack it again"}})
+
+
 @pytest.mark.parametrize(
     ("status", "refusal"),
-    [(400, True), (404, True), (413, True), (422, True), (401, False), (403, False), (408, False),
-     (429, False), (500, False), (503, False), (302, False), (0, False)],
+    [(400, True), (413, True), (415, True), (422, True), (401, False), (403, False), (404, False),
+     (405, False), (407, False), (408, False), (421, False), (425, False), (429, False),
+     (451, False), (500, False), (503, False), (302, False), (0, False)],
 )  # fmt: skip
 def test_what_is_a_refusal(status: int, refusal: bool) -> None:
-    assert ServerAnswer(status, "").is_refusal is refusal
+    assert ServerAnswer(status, OURS).is_refusal is refusal
+
+
+@pytest.mark.parametrize("text", ["", "<html>400 Bad Request</html>", '{"error": "nginx"}', "[]"])
+def test_a_proxy_refuses_only_what_is_too_large_for_it(text: str) -> None:
+    refused = [s for s in range(300, 600) if ServerAnswer(s, text).is_refusal]
+    assert refused == [413]
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 407, 421, 425, 451])
+def test_batches_wait_while_something_on_the_way_answers(
+    receiver: Receiver, tmp_path: Path, status: int
+) -> None:
+    spool = Spool(tmp_path, 1 << 20)
+    refused: list[tuple[int, str]] = []
+    for sequence in (1, 2):
+        spool.offer(SpoolEntry(sequence, 1, 1, None, batch(sequence)))
+    receiver.answer = (status, "<html>no such site</html>")
+    uploader = Uploader(
+        Server(receiver.url, ""), spool, lambda *what: refused.append(what), lambda: 0.0
+    )
+    uploader.start()
+    wait_for(lambda: receiver.num_posts >= 2)
+    assert (spool.waiting()[0], refused) == (2, [])
+    receiver.answer = None
+    wait_for(lambda: spool.waiting()[0] == 0)
+    assert sorted(receiver.batches) == [("p", 1), ("p", 2)]
+    assert refused == []
 
 
 def test_a_proxy_that_says_200_to_everything_is_not_believed(

@@ -20,8 +20,10 @@ _BATCH_HEADERS = {
     schema.COMMANDS_HEADER: str(schema.COMMANDS_VERSION),
 }
 TIMEOUT_SECONDS = 5.0
-# of the 4xx: a token may be mended or given another role, the load may pass
-_RETRIED = frozenset({401, 403, 408, 429})
+# What is wrong with the batch itself. Any other answer is of the way to the server: a token, a
+# name, a path, a proxy, which are mended while batches wait.
+_WRONG_BATCH = frozenset({400, 415, 422})
+_TOO_LARGE = 413  # also from a proxy: behind a batch that never passes no other would come through
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,8 @@ class ServerAnswer:
     @property
     def is_refusal(self) -> bool:
         """The server will never take this batch."""
-        return 400 <= self.status < 500 and self.status not in _RETRIED
+        is_error = isinstance(self.fields.get("error"), dict)  # of the server, not of a proxy
+        return self.status == _TOO_LARGE or (self.status in _WRONG_BATCH and is_error)
 
 
 class Server:

@@ -26,6 +26,7 @@ from rankscope.wire.schema import MAX_TRACE_BYTES, OperatorTime
 PART_BYTES = 1 << 20
 GIVE_UP_SECONDS = 600.0  # without any success
 _RETRY_SECONDS = 1.0
+_NOT_ASKED_FOR = 404  # the run, or the command, was deleted
 _COPY_BYTES = 1 << 18
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class TraceWorker(threading.Thread):
             sending.deadline = time.monotonic() + GIVE_UP_SECONDS
             if sending.sent >= sending.size:
                 self._finish(sending, "")
-        elif answer.is_refusal:
+        elif answer.is_refusal or answer.status == _NOT_ASKED_FOR:
             self._finish(sending, f"the server refuses the trace: {answer.reason}")
         elif time.monotonic() > sending.deadline:
             self._finish(sending, "the server did not take the trace")

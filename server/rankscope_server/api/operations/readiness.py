@@ -7,6 +7,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 import sqlalchemy as sa
 
+from rankscope_server.alerts.store import probe
 from rankscope_server.api.operations.schema import ReadyPart
 from rankscope_server.api.service import Service
 from rankscope_server.problems import Problem
@@ -45,11 +46,9 @@ def _read(service: Service) -> None:
 
 
 def _write(service: Service) -> None:
-    # Whether the disk takes it is a part of its own: here it is the writer and the database's lock.
-    done = service.writer.submit(
-        lambda unit: unit.connection.execute(sa.text("SELECT 1")).scalar(), frees_space=True
-    )
-    done.result(_PATIENCE_SECONDS)
+    # A database elsewhere may be full, or a standby that only reads: a row shows it. Where the
+    # embedded one has no space is a part of its own, "disk".
+    service.writer.submit(probe, frees_space=True).result(_PATIENCE_SECONDS)
 
 
 def _tried(attempt: Callable[[], None]) -> str:
