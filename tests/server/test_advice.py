@@ -249,9 +249,51 @@ def test_commands_are_exact_and_quoted() -> None:
     assert shlex.split(drain.text) == list(drain.words)
     assert again.words == ("sbatch", "--exclude=node-2", "--", "j b.sh")
     assert again.is_manual
+    assert steps_of(advised("a", action="unknown"), "slurm") == []
+    (restart,) = steps_of(advised("a", action="restart_from_checkpoint"), "slurm", "j b.sh")
+    assert (restart.text, restart.is_manual) == ("sbatch -- 'j b.sh'", True)
+    assert steps_of(advised("a", action="restart_from_checkpoint"), "kubernetes") == []
+
+
+def kubectl(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a kubectl before all others that notes its words and then does what is given."""
+    path = folder / "kubectl"
+    path.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {folder}/asked\n{program}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def test_the_node_of_a_pod_is_cordoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_pod = 'case "$*" in *=worker-*) printf "gpu-7.example";; esac'
+    kubectl(tmp_path, of_pod, monkeypatch)
+    steps = steps_of(advised("worker-0", "worker-1", "gpu-9"), "kubernetes")
+    assert [step.text for step in steps] == [
+        "kubectl cordon -- gpu-7.example", "kubectl cordon -- gpu-9",
+    ]  # fmt: skip
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[0] == (
+        "get pods --all-namespaces --field-selector=metadata.name=worker-0"
+        " --output=jsonpath={.items[*].spec.nodeName}"
+    )
+    assert all(line.startswith("get pods ") for line in asked)  # only asked, nothing done
+
+
+def test_a_host_that_cannot_be_asked_for_is_taken_for_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl(tmp_path, "echo no cluster >&2; exit 1", monkeypatch)
     (cordon,) = steps_of(advised("gpu-1.example"), "kubernetes")
     assert cordon.words == ("kubectl", "cordon", "--", "gpu-1.example")
-    assert steps_of(advised("a", action="unknown"), "slurm") == []
+    assert "gpu-1.example is taken for a node (exit code 1: no cluster)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nodes", ["gpu-1 gpu-2", "--all", "a=b"])
+def test_pods_of_one_name_on_two_nodes_are_left_to_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str
+) -> None:
+    kubectl(tmp_path, f'printf -- "{nodes}"', monkeypatch)
+    with pytest.raises(AdviceFailed, match="look at it yourself"):
+        steps_of(advised("worker-0"), "kubernetes")
 
 
 @given(st.text(max_size=20) | st.sampled_from(["node[1-99]", "a,b", "-rf", "ALL ", "a=b", "a\n"]))
@@ -333,7 +375,8 @@ def test_the_run_is_advised_printed_and_carried_out(
     assert cli.main(["advice", "slow", "--adapter", "kubernetes", "--execute"]) == 1
     assert "exit code 3" in capsys.readouterr().err
     assert history(slow)["reports"][0]["outcome"] == "failed"
-    assert (site / "kubectl.words").read_text().splitlines() == ["cordon", "--", "node-c"]
+    words = (site / "kubectl.words").read_text().splitlines()
+    assert words == ["cordon", "--", "node-c"]  # after it was asked for in vain
 
 
 def block(document: str) -> dict[str, Any]:

@@ -161,6 +161,9 @@ def test_nothing_found_and_a_bad_query(server: ServerProcess) -> None:
     said, query, mark = bad.stderr.splitlines()
     assert "quotation mark" in said
     assert query[mark.index("^")] == '"'
+    spaced = rankscope("search", "日本  a\x1b   (b", "--run", "slow", "--server", server.url)
+    _, query, mark = spaced.stderr.splitlines()
+    assert query[mark.index("^") - len("日本")] == "("  # each of the two is two places wide
     both = rankscope("search", "x", "--follow", "--facets", "--server", server.url)
     assert (both.returncode, "--follow" in both.stderr) == (64, True)
     lost = rankscope("search", "x", "--run", "no-such", "--server", server.url)

@@ -170,10 +170,12 @@ def lines_of(advice: dict[str, Any]) -> list[str]:
 
 
 def steps_of(advice: dict[str, Any], adapter: str, script: str | None = None) -> list[Step]:
-    """Return the commands for advice; none where nothing is to be excluded.
+    """Return the commands for advice; none where there is nothing to do.
 
     Raises AdviceFailed for a host that is no name of one node.
     """
+    if advice["action"] == "restart_from_checkpoint" and adapter == "slurm":
+        return [Step(("sbatch", "--", script or "SCRIPT"), is_manual=True)]
     if advice["action"] != "exclude_host":
         return []
     for host in advice["hosts"]:
@@ -195,7 +197,29 @@ def _slurm(hosts: list[str], reason: str, script: str | None) -> list[Step]:
 
 
 def _kubernetes(hosts: list[str], _reason: str, _script: str | None) -> list[Step]:
-    return [Step(("kubectl", "cordon", "--", host)) for host in hosts]
+    nodes = dict.fromkeys(_node_of(host) for host in hosts)  # one holds several pods
+    return [Step(("kubectl", "cordon", "--", node)) for node in nodes]
+
+
+def _node_of(host: str) -> str:
+    """Return the node of the pod that has this host name; a host that is no pod is a node itself.
+
+    A pod's host name is its own name, unless it shares its node's network. Raises AdviceFailed.
+    """
+    ask = Step((
+        "kubectl", "get", "pods", "--all-namespaces", f"--field-selector=metadata.name={host}",
+        "--output=jsonpath={.items[*].spec.nodeName}",
+    ))  # fmt: skip
+    said, error = _run(ask)
+    nodes = sorted(set(said.split()))
+    if error or not nodes:
+        why = error or "no pod has this name"
+        sys.stderr.write(f"rankscope advice: {host} is taken for a node ({one_line(why)})\n")
+        return host
+    if len(nodes) > 1 or not _NODE.fullmatch(nodes[0]):
+        found = one_line(", ".join(nodes))
+        raise AdviceFailed(f"pods named {host} are on {found}: look at it yourself", EXIT_REFUSED)
+    return nodes[0]
 
 
 _ADAPTERS: dict[str, Callable[[list[str], str, str | None], list[Step]]] = {
@@ -215,7 +239,7 @@ def _execute(
     if time.time() * 1e3 > advice["valid_until_ms"]:
         raise AdviceFailed("this advice is out of date, or a clock is wrong", EXIT_REFUSED)
     for step in todo:
-        error = _run(step)
+        _, error = _run(step)
         if error:
             advising.report(advice["epoch"], "failed", f"{step.text}: {error}")
             raise AdviceFailed(f"{step.text}: {error}", EXIT_REFUSED)
@@ -224,21 +248,21 @@ def _execute(
     return 0
 
 
-def _run(step: Step) -> str:
-    """Run a command; return why it failed, empty where it did not."""
+def _run(step: Step) -> tuple[str, str]:
+    """Run a command; return what it printed and why it failed, empty where it did not."""
     try:
         done = subprocess.run(
             step.words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"no end within {_COMMAND_SECONDS:.0f} s"
+        return "", f"no end within {_COMMAND_SECONDS:.0f} s"
     except OSError as error:
-        return str(error.strerror)
+        return "", f"{step.words[0]}: {error.strerror}"
     if done.returncode == 0:
-        return ""
+        return done.stdout, ""
     said = one_line(done.stderr.strip() or done.stdout.strip())[:300]
-    return f"exit code {done.returncode}: {said}"
+    return "", f"exit code {done.returncode}: {said}"
 
 
 def _refuse(text: str, code: int) -> int:
