@@ -25,7 +25,7 @@ def test_every_part_is_ready(client: TestClient) -> None:
     answer = client.get("/api/v1/ready").json()
     assert answer["status"] == "ok"
     assert {part["part"] for part in answer["parts"]} == {
-        "disk", "reading", "writing", "analysis", "retention",
+        "disk", "reading", "writing", "analysis", "retention", "alerts",
     }  # fmt: skip
     assert all(part["ready"] and part["reason"] == "" for part in answer["parts"])
 
@@ -55,7 +55,7 @@ def test_the_server_says_how_it_is(client: TestClient) -> None:
     assert figures["rankscope_ingest_records_total"] > 4
 
 
-@pytest.mark.parametrize("part", ["writing", "reading", "retention", "analysis"])
+@pytest.mark.parametrize("part", ["writing", "reading", "retention", "analysis", "alerts"])
 def test_the_part_that_is_not_ready_is_named(client: TestClient, part: str) -> None:
     service = client.app.state.service  # type: ignore[attr-defined]
     if part == "writing":

@@ -83,6 +83,11 @@ class Deliverer:
         self._awake.set()
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the thread works."""
+        return self._thread.is_alive()
+
     def close(self, timeout_seconds: float = 2.0) -> None:
         """Send no more; what is under way is sent again by the next server."""
         self._stop.set()

@@ -105,6 +105,11 @@ class Alerts:
         self.watcher.close()
         self.deliverer.close()
 
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the threads that look and send work."""
+        return self.watcher.is_alive and self.deliverer.is_alive
+
     def wake(self) -> None:
         """Say that a message waits, to whichever process sends it."""
         self.deliverer.wake()

@@ -54,6 +54,11 @@ class Watcher:
         """Begin to look."""
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the thread works."""
+        return self._thread.is_alive()
+
     def close(self, timeout_seconds: float = 2.0) -> None:
         """Stop looking."""
         self._stop.set()

@@ -82,8 +82,11 @@ class Counters:
         for cause in CAUSES:
             self.unavailable.labels(cause)
         self._of_work(analysis, intake, writer)
-        self._of_disk(disk)
-        for state, text in (("pending", "that wait"), ("given_up", "that were given up")):
+        self._of_disk(disk, retention)
+        for state, text in (
+            ("pending", "that wait"), ("given_up", "that were given up"),
+            ("dropped", "that were not sent, as their channel was full, off or deleted"),
+        ):  # fmt: skip
             self._gauge(f"alert_messages_{state}", f"Alert messages {text}.").set_function(
                 partial(alerts.num_messages, state)
             )
@@ -120,7 +123,7 @@ class Counters:
             }
         )
 
-    def _of_disk(self, disk: Disk) -> None:
+    def _of_disk(self, disk: Disk, retention: RetentionLoop) -> None:
         self._values(
             {
                 "disk_full": ("1 while no data is taken.", lambda: bool(disk.full())),
@@ -129,8 +132,8 @@ class Counters:
                     lambda: _known(disk.space().free_bytes),
                 ),
                 "database_bytes": (
-                    "Size of the embedded database.",
-                    lambda: _known(disk.space().database_bytes),
+                    "Size of the database with its indexes.",
+                    lambda: _known(retention.space.database_bytes()),
                 ),
                 "wal_bytes": ("Size of its write-ahead log.", lambda: disk.space().wal_bytes),
             }

@@ -36,8 +36,10 @@ def _look(service: Service) -> Iterator[tuple[str, str]]:
     yield "disk", service.disk.full()
     yield "reading", _tried(lambda: _read(service))
     yield "writing", _tried(lambda: _write(service))
-    for name, thread in (("analysis", service.analysis), ("retention", service.retention)):
-        yield name, "" if thread.is_alive else "its thread has ended; restart the server"
+    for name, work in (
+        ("analysis", service.analysis), ("retention", service.retention), ("alerts", service.alerts)
+    ):  # fmt: skip
+        yield name, "" if work.is_alive else "its thread has ended; restart the server"
 
 
 def _read(service: Service) -> None:
