@@ -142,6 +142,14 @@ def test_rules_are_about_runs_by_name_id_and_tags(
     assert is_meant or not found.is_recovery  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "is_meant"), [("", True), ("vision", True), ("vis*", True), ("speech", False)]
+)
+def test_rules_are_about_runs_of_a_project(pattern: str, is_meant: bool) -> None:
+    found = outcome(OnFinding(), seen(run(finding(), project="vision")), project=pattern)
+    assert isinstance(found, Firing if is_meant else Clear)
+
+
 def test_a_stall_is_a_run_that_reports_and_does_not_step() -> None:
     still = run(stepped_ns=NOW - 700 * S)
     assert isinstance(outcome(OnStall(seconds=600), seen(still)), Firing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,12 +70,16 @@ def test_a_rule_is_made_switched_off_and_said_in_words(
     form.get_by_label("Name", exact=True).fill("Hangs of vision")
     form.get_by_label("Kinds, by commas").fill("hang, crash")
     form.get_by_label("Least confidence").fill("85")
+    form.get_by_label("that lasts for seconds").fill("60")
+    form.get_by_label("Project").fill("lab")
     form.get_by_label("Tags").fill("team=vision*")
     form.get_by_role("button", name="Save").click()
-    said = "Findings of hang, crash, warning or worse, 85 % sure or more, of runs team=vision*; to"
+    said = "Findings of hang, crash, warning or worse, 85 % sure or more, of runs of project lab"
     page.get_by_text(said).wait_for()
+    page.get_by_text(f"{said}, team=vision*; to every channel").wait_for()
     made = next(r for r in site.ask("alerts/rules")["rules"] if r["name"] == "Hangs of vision")
-    assert made["when"]["min_confidence"] == 0.85
+    assert (made["when"]["min_confidence"], made["when"]["lasts_seconds"]) == (0.85, 60)
+    assert (made["project"], made["tags"]) == ("lab", {"team": "vision*"})
     row = page.get_by_role("listitem").filter(has_text="Hangs of vision")
     row.get_by_role("button", name="Switch off").click()
     row.get_by_role("button", name="Switch on").wait_for()
@@ -89,6 +94,38 @@ def test_a_rule_is_made_switched_off_and_said_in_words(
     watched.settled()
     assert violations(page) == []
     watched.check()
+
+
+def test_the_form_has_all_that_a_rule_may_say(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    page = open_page("alerts", theme="dark").page
+    form = page.get_by_role("form", name="Rule")
+
+    def made(name: str, about: str, fields: dict[str, str]) -> Any:
+        page.get_by_role("button", name="Add a rule").click()
+        form.get_by_label("Name", exact=True).fill(name)
+        form.get_by_label("About").select_option(about)
+        for label, value in fields.items():
+            form.get_by_label(label).fill(value)
+        if about == "silence":
+            form.get_by_label("Of what").select_option("all ranks of a run")
+        form.get_by_role("button", name="Save").click()
+        form.wait_for(state="detached")
+        return next(r for r in site.ask("alerts/rules")["rules"] if r["name"] == name)["when"]
+
+    assert made("Quiet", "silence", {}) == {
+        "about": "silence",
+        "seconds": 120,
+        "is_whole_run": True,
+    }
+    page.get_by_text("Nothing of any rank of a run for 2 min").wait_for()
+    lost = made("Lost", "throughput", {"from rank-hours a day": "24"})
+    assert (lost["share_ratio"], lost["rank_hours_per_day"]) == (0.1, 24)
+    page.get_by_text("Of the throughput 10 % or 24 rank-hours a day are lost").wait_for()
+    spent = made("Spent", "budget", {"from rank-hours": "500", "from an amount": "0"})
+    assert (spent["money"], spent["rank_hours"]) == (0, 500)
+    page.get_by_text("A run has spent 500 rank-hours").wait_for()
 
 
 def test_what_is_from_the_file_of_the_server_is_not_changed_here(

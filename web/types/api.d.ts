@@ -2066,6 +2066,7 @@ export interface RuleRow {
   name: string;
   when: OnFinding | OnStall | OnSilence | OnThroughput | OnLoss | OnBudget | OnLag | OnQueue | OnDisk;
   runs: string;
+  project: string;
   tags: Record<string, string>;
   channels: number[];
   is_enabled: boolean;

@@ -80,7 +80,7 @@ def evaluate(rule: Rule, seen: Seen) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     for run in seen.runs:
         outcomes = dict(_RUN[type(when)](when, run, seen))
-        if not matches(rule, run.run_id, run.name, run.tags):
+        if not matches(rule, run):
             outcomes = dict.fromkeys(outcomes, gone("the rule is not about it"))
         found |= outcomes
     return found

@@ -117,8 +117,8 @@ class Reader:
         since_ns = now_ns - int(self.horizon_seconds * 1e9)
         found: sa.Result[Any] = connection.execute(
             sa.select(
-                table.run_id, table.name, table.tags, table.status, table.step, table.attempt,
-                table.received_ns, table.refused,
+                table.run_id, table.name, table.project, table.tags, table.status, table.step,
+                table.attempt, table.received_ns, table.refused,
             )
             .where(
                 table.launcher != IMPORTED,
@@ -138,7 +138,8 @@ class Reader:
             since_ns = now_ns
             self._steps[row.run_id] = (row.step, now_ns)
         return SeenRun(
-            run_id=row.run_id, name=row.name, tags=_tags(row.tags), status=row.status,
+            run_id=row.run_id, name=row.name, project=row.project, tags=_tags(row.tags),
+            status=row.status,
             is_live=now_ns - row.received_ns < self.horizon_seconds * 1e9,
             step=row.step, stepped_ns=since_ns, findings=tuple(findings.get(row.run_id, ())),
             ranks=tuple(

@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from rankscope_server.alerts.seen import SeenRun
 from rankscope_server.findings.finding import Severity
 from rankscope_server.findings.kinds import KINDS
 
@@ -97,6 +98,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     when: AnyWhen
     runs: Pattern = ""  # of a run's name or id; empty: all
+    project: Pattern = ""  # of a run; empty: all
     tags: dict[str, Pattern] = {}  # all of them must match
     channels: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]] = []  # none: every channel
     is_enabled: bool = True
@@ -120,10 +122,13 @@ def check(rule: Rule) -> None:
         )  # fmt: skip
 
 
-def matches(rule: Rule, run_id: str, name: str, tags: dict[str, str]) -> bool:
+def matches(rule: Rule, run: SeenRun) -> bool:
     """Return whether a run is one that the rule is about."""
-    if rule.runs and not (fnmatchcase(run_id, rule.runs) or fnmatchcase(name, rule.runs)):
+    if rule.runs and not any(fnmatchcase(name, rule.runs) for name in (run.run_id, run.name)):
+        return False
+    if rule.project and not fnmatchcase(run.project, rule.project):
         return False
     return all(
-        key in tags and fnmatchcase(tags[key], pattern) for key, pattern in rule.tags.items()
+        fnmatchcase(run.tags.get(key, ""), pattern) and key in run.tags
+        for key, pattern in rule.tags.items()
     )

@@ -71,6 +71,7 @@ class SeenRun:
 
     run_id: str
     name: str = ""
+    project: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     status: str = "running"
     is_live: bool = True  # something was heard of it lately

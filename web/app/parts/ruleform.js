@@ -9,17 +9,39 @@ import { Choice, Field, FormButtons } from './fields.js';
 /** @typedef {import('../../types/api.js').RuleRow} RuleRow */
 
 const GIB = 2 ** 30;
-/** What a rule may be about, with the one number that it has. @type {Record<string, {title: string, number: string, key: string, initial: number, scale: number}>} */
+/** @typedef {{key: string, label: string, initial: number, scale: number}} Quantity */
+/** @param {string} key @param {string} label @param {number} initial @param {number} [scale] @returns {Quantity} */
+const quantity = (key, label, initial, scale = 1) => ({ key, label, initial, scale });
+
+/** What a rule may be about, with its numbers. @type {Record<string, {title: string, numbers: Quantity[]}>} */
 const ABOUT = {
-  finding: { title: 'a finding', number: 'Least confidence, %', key: 'min_confidence', initial: 0, scale: 0.01 },
-  stall: { title: 'a run that stands still', number: 'for seconds', key: 'seconds', initial: 1800, scale: 1 },
-  silence: { title: 'silence of ranks or of a run', number: 'for seconds', key: 'seconds', initial: 120, scale: 1 },
-  throughput: { title: 'lost throughput', number: 'from %', key: 'share_ratio', initial: 10, scale: 0.01 },
-  budget: { title: 'what a run has spent', number: 'from an amount of money', key: 'money', initial: 100, scale: 1 },
-  loss: { title: 'lost records of a run', number: 'so many or more', key: 'records', initial: 1, scale: 1 },
-  lag: { title: 'this server is behind', number: 'by seconds', key: 'seconds', initial: 120, scale: 1 },
-  queue: { title: 'the queue of the store', number: 'from % full', key: 'used_ratio', initial: 80, scale: 0.01 },
-  disk: { title: 'the disk of the store', number: 'below GiB free', key: 'free_bytes', initial: 5, scale: GIB },
+  finding: {
+    title: 'a finding',
+    numbers: [
+      quantity('min_confidence', 'Least confidence, %', 0, 0.01),
+      quantity('lasts_seconds', 'that lasts for seconds', 5),
+    ],
+  },
+  stall: { title: 'a run that stands still', numbers: [quantity('seconds', 'for seconds', 1800)] },
+  silence: { title: 'silence of ranks or of a run', numbers: [quantity('seconds', 'for seconds', 120)] },
+  throughput: {
+    title: 'lost throughput',
+    numbers: [
+      quantity('share_ratio', 'from % (0: not looked at)', 10, 0.01),
+      quantity('rank_hours_per_day', 'from rank-hours a day (0: not looked at)', 0),
+    ],
+  },
+  budget: {
+    title: 'what a run has spent',
+    numbers: [
+      quantity('money', 'from an amount of money (0: not looked at)', 100),
+      quantity('rank_hours', 'from rank-hours (0: not looked at)', 0),
+    ],
+  },
+  loss: { title: 'lost records of a run', numbers: [quantity('records', 'so many or more', 1)] },
+  lag: { title: 'this server is behind', numbers: [quantity('seconds', 'by seconds', 120)] },
+  queue: { title: 'the queue of the store', numbers: [quantity('used_ratio', 'from % full', 80, 0.01)] },
+  disk: { title: 'the disk of the store', numbers: [quantity('free_bytes', 'below GiB free', 5, GIB)] },
 };
 
 /** @type {Record<string, string>} */
@@ -29,7 +51,8 @@ const SEVERITIES = { critical: 'critical', warning: 'warning or worse', info: 'o
 export function ruleText(rule, channels) {
   const names = rule.channels.map((id) => channels.find((one) => one.id === id)?.name ?? `channel ${id}`);
   const tags = Object.entries(rule.tags).map(([key, value]) => `${key}=${value}`);
-  const about = [rule.runs, ...tags].filter(Boolean).join(', ');
+  const of = rule.project ? `of project ${rule.project}` : '';
+  const about = [rule.runs, of, ...tags].filter(Boolean).join(', ');
   const to = names.length > 0 ? names.join(', ') : 'every channel';
   return `${whenText(rule.when)}${about ? `, of runs ${about}` : ''}; to ${to}`;
 }
@@ -47,15 +70,17 @@ function whenText(when) {
     case 'silence':
       return `Nothing of ${when.is_whole_run ? 'any rank of a run' : 'a rank'} for ${duration(when.seconds * 1e3)}`;
     case 'throughput':
-      return when.share_ratio > 0
-        ? `${percent(when.share_ratio)} of the throughput is lost`
-        : `${when.rank_hours_per_day} rank-hours a day are lost`;
+      return `Of the throughput ${either(
+        when.share_ratio > 0 && percent(when.share_ratio),
+        when.rank_hours_per_day > 0 && `${when.rank_hours_per_day} rank-hours a day`,
+      )} are lost`;
     case 'loss':
       return `${plural(when.records, 'record')} or more of a run are lost or refused`;
     case 'budget':
-      return when.money > 0
-        ? `A run has spent ${money(when.money, '')}`
-        : `A run has spent ${when.rank_hours} rank-hours`;
+      return `A run has spent ${either(
+        when.money > 0 && money(when.money, ''),
+        when.rank_hours > 0 && `${when.rank_hours} rank-hours`,
+      )}`;
     case 'lag':
       return `This server is behind by ${duration(when.seconds * 1e3)}`;
     case 'queue':
@@ -65,15 +90,22 @@ function whenText(when) {
   }
 }
 
+/** Whichever limits a rule has. @param {(string | false)[]} limits */
+function either(...limits) {
+  return limits.filter(Boolean).join(' or ') || 'no amount that it looks at';
+}
+
 /** @param {{rule: RuleRow | null, channels: ChannelRow[], save: (body: object) => void, cancel: () => void}} props */
 export function RuleForm({ rule, channels, save, cancel }) {
   const when = /** @type {Record<string, any>} */ (rule?.when ?? { about: 'finding' });
   const [name, setName] = useState(rule?.name ?? '');
   const [about, setAbout] = useState(String(when.about));
-  const [number, setNumber] = useState(numberOf(when));
+  const [numbers, setNumbers] = useState(numbersOf(when));
+  const [isWhole, setIsWhole] = useState(Boolean(when.is_whole_run));
   const [severity, setSeverity] = useState(String(when.min_severity ?? 'warning'));
   const [kinds, setKinds] = useState((when.kinds ?? []).join(', '));
   const [runs, setRuns] = useState(rule?.runs ?? '');
+  const [project, setProject] = useState(rule?.project ?? '');
   const [tags, setTags] = useState(
     Object.entries(rule?.tags ?? {})
       .map(([key, value]) => `${key}=${value}`)
@@ -86,10 +118,13 @@ export function RuleForm({ rule, channels, save, cancel }) {
   function send(event) {
     event.preventDefault();
     const kept = when.about === about ? when : {};
-    const body = { ...kept, about, [known.key]: Number(number) * known.scale };
+    const body = /** @type {Record<string, any>} */ ({ ...kept, about });
+    for (const { key, scale } of known.numbers) body[key] = Number(numbers[key]) * scale;
     if (about === 'disk') body.free_bytes = Math.round(body.free_bytes);
+    if (about === 'silence') body.is_whole_run = isWhole;
     if (about === 'finding') Object.assign(body, { min_severity: severity, kinds: listOf(kinds) });
-    save({ name, when: body, runs, tags: tagsOf(tags), channels: to, is_enabled: rule?.is_enabled ?? true });
+    const of = { runs, project, tags: tagsOf(tags) };
+    save({ name, when: body, ...of, channels: to, is_enabled: rule?.is_enabled ?? true });
   }
 
   return t.form(
@@ -102,7 +137,7 @@ export function RuleForm({ rule, channels, save, cancel }) {
         value: about,
         set: (value) => {
           setAbout(value);
-          setNumber(String(ABOUT[value].initial));
+          setNumbers(numbersOf({ about: value }));
         },
         choices: Object.entries(ABOUT).map(([key, one]) => [key, one.title]),
       }),
@@ -114,12 +149,32 @@ export function RuleForm({ rule, channels, save, cancel }) {
             choices: Object.entries(SEVERITIES),
           })
         : null,
-      el(Field, { label: known.number, value: number, set: setNumber, size: 7 }),
+      known.numbers.map(({ key, label }) =>
+        el(Field, {
+          key,
+          label,
+          value: numbers[key],
+          set: (value) => setNumbers({ ...numbers, [key]: value }),
+          size: 7,
+        }),
+      ),
+      about === 'silence'
+        ? el(Choice, {
+            label: 'Of what',
+            value: isWhole ? 'run' : 'rank',
+            set: (value) => setIsWhole(value === 'run'),
+            choices: [
+              ['rank', 'a rank, or a node'],
+              ['run', 'all ranks of a run'],
+            ],
+          })
+        : null,
       about === 'finding' ? el(Field, { label: 'Kinds, by commas', value: kinds, set: setKinds, hint: 'all' }) : null,
     ),
     t.div(
       { class: 'askrow' },
       el(Field, { label: 'Runs by name or id', value: runs, set: setRuns, hint: 'all; llama-*' }),
+      el(Field, { label: 'Project', value: project, set: setProject, hint: 'all; vision*', size: 12 }),
       el(Field, { label: 'Tags', value: tags, set: setTags, hint: 'team=vision*' }),
       t.fieldset(
         { class: 'askfield' },
@@ -142,10 +197,14 @@ export function RuleForm({ rule, channels, save, cancel }) {
   );
 }
 
-/** The one number of a rule, as it is shown. @param {Record<string, any>} when */
-function numberOf(when) {
-  const { key, initial, scale } = ABOUT[when.about];
-  return when[key] === undefined ? String(initial) : String(Math.round((when[key] / scale) * 1000) / 1000);
+/** The numbers of a rule, as they are shown. @param {Record<string, any>} when @returns {Record<string, string>} */
+function numbersOf(when) {
+  return Object.fromEntries(
+    ABOUT[when.about].numbers.map(({ key, initial, scale }) => [
+      key,
+      String(when[key] === undefined ? initial : Math.round((when[key] / scale) * 1000) / 1000),
+    ]),
+  );
 }
 
 /** @param {string} text */

@@ -52,6 +52,7 @@ class RuleRow(Schema, frozen=True):
     name: str
     when: AnyWhen
     runs: str
+    project: str
     tags: dict[str, str]
     channels: list[int]
     is_enabled: bool
