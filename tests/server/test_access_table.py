@@ -174,14 +174,23 @@ def find_parts(world: World) -> None:
     world.parts = {
         "run": RUN, "rank": "0", "step": "1", "node": MARKER, "version": "v", "path": "x",
         "finding": str(shown[0]["id"]), "id": str(asked["id"]),
-        "token": world.make("read", OURS)["id"],
+        "token": world.make("read", OURS)["id"], "session": sign_in(world),
     }  # fmt: skip
+
+
+def sign_in(world: World) -> str:
+    """Sign in with a token of our project; return the session's name."""
+    token = world.make("read", OURS)["token"]
+    assert world.client.post("/api/v1/session", json={"token": token}).status_code == 200
+    world.client.cookies.clear()
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    return str(world.client.get("/api/v1/sessions", headers=headers).json()["sessions"][0]["id"])
 
 
 def names_ours(name: str) -> bool:
     """Return whether the path names something of our project."""
     is_preflight = "/preflight/" in name and "{id}" in name
-    return "{run}" in name or "{token}" in name or is_preflight
+    return "{run}" in name or "{token}" in name or "{session}" in name or is_preflight
 
 
 def expected(name: str, rule: Rule, role: str, project: str) -> set[int] | None:
@@ -220,6 +229,8 @@ def test_roles_and_projects(world: World, name: str) -> None:
     for (role, project), token in world.tokens.items():
         if "/tokens/" in name:  # each may end the token of the path
             world.parts["token"] = world.make("read", OURS)["id"]
+        if "/sessions/" in name:
+            world.parts["session"] = sign_in(world)
         status, text = world.ask(name, token)
         wanted = expected(name, rule, role, project)
         who = f"{role} of {project}: {status} {text[:300]}"

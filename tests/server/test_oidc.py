@@ -111,6 +111,8 @@ def test_signed_in_by_claims_and_out_again(client: TestClient, issuer: Issuer) -
     assert [(row["who"], row["action"], row["project"]) for row in rows] == [
         ("ada (oidc)", "sign in", "*")
     ]
+    (shown,) = client.get("/api/v1/sessions").json()["sessions"]
+    assert (shown["name"], shown["by"], shown["is_own"]) == ("ada (oidc)", "issuer", True)
     cookie = session.partition("=")[2].partition(";")[0]
     client.delete("/api/v1/session")
     client.cookies.set("rankscope_session", cookie)

@@ -256,6 +256,37 @@ def test_a_session_ends_with_its_time_its_token_and_on_request(tmp_path: Path) -
         assert client.get("/api/v1/runs").status_code == 401
 
 
+def test_sessions_are_listed_and_ended_by_an_admin(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path), token=OPERATOR_TOKEN, look_seconds=3600.0)
+    app = create_app(settings)
+    with TestClient(app, base_url=BASE) as client:
+        browser = TestClient(app, base_url=BASE)  # with cookies of its own
+        alpha, beta = make(client), make(client, name="two", project="beta")
+        admin = make(client, roles=["admin"])["token"]
+        for token in (alpha["token"], beta["token"], OPERATOR_TOKEN):
+            browser.cookies.clear()
+            assert browser.post("/api/v1/session", json={"token": token}).status_code == 200
+        shown = browser.get("/api/v1/sessions").json()["sessions"]
+        assert [(one["name"], one["by"], one["project"], one["is_own"]) for one in shown] == [
+            ("RANKSCOPE_TOKEN", "operator", "*", True), ("two", "token", "beta", False),
+            ("one", "token", "alpha", False),
+        ]  # fmt: skip
+        assert [one["roles"] for one in shown] == [["admin"], ["read"], ["read"]]
+        assert all(one["created_ms"] < one["expires_ms"] for one in shown)
+        seen = client.get("/api/v1/sessions", headers=bearer(admin)).json()["sessions"]
+        assert [one["name"] for one in seen] == ["one"]  # of its project alone
+        theirs = client.delete(f"/api/v1/sessions/{shown[1]['id']}", headers=bearer(admin))
+        assert theirs.status_code == 404
+        ended = client.delete(f"/api/v1/sessions/{shown[0]['id']}", headers=bearer(OPERATOR_TOKEN))
+        assert ended.json()["name"] == "RANKSCOPE_TOKEN"
+        assert browser.get("/api/v1/runs").status_code == 401  # at once
+        again = client.delete(f"/api/v1/sessions/{shown[0]['id']}", headers=bearer(OPERATOR_TOKEN))
+        assert again.status_code == 404
+        assert client.get("/api/v1/runs", headers=bearer(alpha["token"])).status_code == 200
+        rows = client.get("/api/v1/audit", headers=bearer(OPERATOR_TOKEN)).json()["rows"]
+        assert [row["target"] for row in rows if row["action"] == "end session"] == [shown[0]["id"]]
+
+
 def test_another_operators_token_ends_its_sessions(tmp_path: Path) -> None:
     first = Settings(data_dir=str(tmp_path), token=OPERATOR_TOKEN, look_seconds=3600.0)
     with TestClient(create_app(first), base_url=BASE) as client:

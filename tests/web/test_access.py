@@ -42,11 +42,16 @@ def make_token(watched: Watched, name: str, project: str) -> str:
     page = watched.page
     page.get_by_label("Name").fill(name)
     page.get_by_label("Project (* for all)").fill(project)
+    page.get_by_label("At most MiB/s").fill("5")
+    page.get_by_label("At most events/s").fill("20000")
     page.get_by_role("button", name="Make token").click()
     token = str(page.locator(".command code").inner_text())
     page.get_by_role("button", name="I have it").click()
     row = page.get_by_role("row").filter(has_text=name).first
     assert project in row.inner_text()
+    assert "5 MiB/s, 20,000 events/s" in row.inner_text().replace("\u202f", " ").replace(
+        "\xa0", " "
+    )
     return token
 
 
@@ -55,6 +60,19 @@ def revoke(watched: Watched, name: str) -> None:
     row.get_by_role("button", name="Revoke").click()
     row.get_by_role("button", name="Revoke now").click()
     watched.page.get_by_role("cell", name="revoked", exact=True).wait_for()
+
+
+def end_session(watched: Watched, name: str) -> None:
+    page = watched.page
+    page.reload()
+    watched.settled()
+    sessions = page.get_by_role("region", name="Sessions")
+    assert "RANKSCOPE_TOKEN (you)" in sessions.inner_text()
+    row = sessions.get_by_role("row").filter(has_text=name)
+    row.get_by_role("button", name="End", exact=True).click()
+    row.get_by_role("button", name=f"End that of {name}").click()
+    row.wait_for(state="detached")
+    assert violations(page) == []
 
 
 def test_a_token_from_its_making_to_its_end(
@@ -76,12 +94,17 @@ def test_a_token_from_its_making_to_its_end(
     assert "read in the project vision" in seen.locator("main").inner_text()
     assert seen.get_by_role("heading", name="Tokens").count() == 0
     assert status(token_site, token) == 200
+    end_session(admin, "the dashboard of the team")
+    seen.reload()
+    seen.wait_for_url("**/sign-in?next=*")
+    assert status(token_site, token) == 200  # the token works on
+    sign_in(reader, token)
     revoke(admin, "the dashboard of the team")
     assert status(token_site, token) == 401
     page.reload()
     admin.settled()
     log = page.get_by_role("region", name="What was done").inner_text()
-    for deed in ("create token", "sign in", "revoke token"):
+    for deed in ("create token", "sign in", "end session", "revoke token"):
         assert deed in log
     seen.reload()
     seen.wait_for_url("**/sign-in?next=*")

@@ -2305,6 +2305,23 @@ export interface Session {
   has_issuer: boolean;
 }
 
+/** A browser that is signed in; `project` is * for all. */
+export interface SessionRow {
+  id: string;
+  name: string;
+  by: 'issuer' | 'operator' | 'token';
+  project: string;
+  roles: ('admin' | 'ingest' | 'operate' | 'read')[];
+  created_ms: number;
+  expires_ms: number;
+  is_own: boolean;
+}
+
+/** The sessions that the sender may see, the newest first. */
+export interface Sessions {
+  sessions: SessionRow[];
+}
+
 /** One setting in force. */
 export interface SettingValue {
   name: string;

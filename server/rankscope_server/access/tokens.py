@@ -19,7 +19,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rankscope_server.access.roles import ROLES, Principal, Role, included
+from rankscope_server.access.roles import (
+    ALL_PROJECTS,
+    OPERATOR,
+    ROLES,
+    Principal,
+    Role,
+    included,
+)
 from rankscope_server.answers import to_ms
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.store import tables
@@ -251,6 +258,43 @@ def _start_session(
         )
     )  # fmt: skip
     return cookie
+
+
+def sessions(connection: sa.Connection, project: str | None, now_ns: int) -> list[sa.Row[Any]]:
+    """Return who is signed in: in one project, or everywhere; the newest first."""
+    session, token = tables.session.c, tables.token.c
+    is_of_token, is_of_person = session.token_id != "", session.holder != ""
+
+    def part(of_token: Any, of_person: Any, of_operator: str) -> sa.ColumnElement[str]:
+        return sa.case((is_of_token, of_token), (is_of_person, of_person), else_=of_operator)
+
+    where = part(token.project, session.project, ALL_PROJECTS)
+    query = (
+        sa.select(
+            session.id, session.created_ns, session.expires_ns, session.token_id, session.holder,
+            part(token.name, session.holder, OPERATOR.name).label("name"),
+            part(token.roles, session.roles, "admin").label("roles"), where.label("project"),
+        )
+        .select_from(tables.session)
+        .outerjoin(tables.token, token.id == session.token_id)
+        .where(
+            session.expires_ns > now_ns,
+            sa.or_(~is_of_token, token.expires_ns.is_(None), token.expires_ns > now_ns),
+        )
+        .order_by(session.created_ns.desc(), session.id)
+    )  # fmt: skip
+    return list(connection.execute(query if project is None else query.where(where == project)))
+
+
+def end_named_session(
+    connection: sa.Connection, name: str, project: str | None, now_ns: int
+) -> sa.Row[Any]:
+    """End a session that somebody else began; `name` is the start of its key. Raises Problem."""
+    for row in sessions(connection, project, now_ns):
+        if row.id.startswith(name):
+            connection.execute(sa.delete(tables.session).where(tables.session.c.id == row.id))
+            return row
+    raise not_found(f"no session {name}", "see /api/v1/sessions", "session")
 
 
 def end_session(connection: sa.Connection, cookie: str) -> None:

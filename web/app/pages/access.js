@@ -14,6 +14,8 @@ import { path, withQuery } from '../url.js';
 /** @typedef {import('../../types/api.js').Tokens} Tokens */
 /** @typedef {import('../../types/api.js').TokenRow} TokenRow */
 /** @typedef {import('../../types/api.js').TokenMade} TokenMade */
+/** @typedef {import('../../types/api.js').Sessions} Sessions */
+/** @typedef {import('../../types/api.js').SessionRow} SessionRow */
 
 /** @type {{name: TokenRow['roles'][number], text: string}[]} */
 const ROLES = [
@@ -22,6 +24,9 @@ const ROLES = [
   { name: 'operate', text: 'also asks ranks for stacks and profiles' },
   { name: 'admin', text: 'also makes tokens' },
 ];
+
+/** What a session began with. @type {Record<SessionRow['by'], string>} */
+const BY = { issuer: 'single sign-on', token: 'a token', operator: 'RANKSCOPE_TOKEN' };
 
 /** @param {unknown} error */
 function words(error) {
@@ -52,6 +57,7 @@ export function Page() {
     { class: 'stack' },
     el(You, { session, sentence }),
     isAdmin ? el(TokenList, { session, changed: answer.refresh }) : null,
+    isAdmin && session.required ? el(SessionList, {}) : null,
     isAdmin ? el(AuditLog, { most: 50 }) : null,
   );
 }
@@ -157,6 +163,61 @@ function TokenList({ session, changed }) {
   );
 }
 
+/** Who is signed in, and the end of it. */
+function SessionList() {
+  const answer = /** @type {import('../api.js').Answer<Sessions>} */ (useApi('sessions', { everyMs: 15_000 }));
+  const [problem, setProblem] = useState('');
+  /** @param {SessionRow} row */
+  async function end(row) {
+    setProblem('');
+    try {
+      await ask(path('sessions', row.id), { method: 'DELETE' });
+      announce(`The session of ${row.name} has ended`);
+    } catch (error) {
+      setProblem(words(error));
+    }
+    answer.refresh();
+  }
+  const rows = answer.data?.sessions ?? [];
+  return el(
+    Card,
+    { title: 'Signed in', api: 'sessions', note: answer.data ? plural(rows.length, 'session') : '' },
+    problem ? t.p({ class: 'bad padded', role: 'alert' }, problem) : null,
+    answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'who is signed in' }) : null,
+    rows.length > 0
+      ? Table({
+          label: 'Sessions',
+          rows,
+          keyOf: (row) => row.id,
+          columns: [
+            { label: 'Who', class: 'wide', cell: (row) => [row.name, row.is_own ? ' (you)' : ''] },
+            { label: 'By', cell: (row) => BY[row.by] },
+            { label: 'Project', cell: projectOf },
+            { label: 'Roles', cell: (row) => row.roles.join(', ') },
+            { label: 'Since', class: 'nowrap', cell: (row) => el(Ago, { ms: row.created_ms }) },
+            { label: 'Ends', class: 'nowrap', cell: (row) => dateTime(row.expires_ms) },
+            {
+              class: 'nowrap',
+              cell: (row) =>
+                !row.is_own && el(Sure, { text: 'End', sure: `End that of ${row.name}`, act: () => end(row) }),
+            },
+          ],
+        })
+      : answer.data
+        ? t.p({ class: 'padded faint' }, 'No browser is signed in.')
+        : null,
+  );
+}
+
+/** A link that asks once more. @param {{text: string, sure: string, act: () => void}} props */
+function Sure({ text, sure, act }) {
+  const [asked, setAsked] = useState(false);
+  return t.button(
+    { type: 'button', class: 'link', onClick: () => (asked ? act() : setAsked(true)) },
+    asked ? sure : text,
+  );
+}
+
 /** @param {{made: TokenMade, close: () => void}} props */
 function Made({ made, close }) {
   return t.div(
@@ -178,14 +239,10 @@ function quota(row) {
 
 /** @param {{revoke: () => void, rotate: () => void}} props */
 function TokenActions({ revoke, rotate }) {
-  const [sure, setSure] = useState(false);
   return [
     t.button({ key: 'r', type: 'button', class: 'link', onClick: rotate }, 'Rotate'),
     ' ',
-    t.button(
-      { key: 'x', type: 'button', class: 'link', onClick: () => (sure ? revoke() : setSure(true)) },
-      sure ? 'Revoke now' : 'Revoke',
-    ),
+    el(Sure, { key: 'x', text: 'Revoke', sure: 'Revoke now', act: revoke }),
   ];
 }
 
@@ -196,10 +253,18 @@ function NewToken({ session, act }) {
   const [project, setProject] = useState(isFirst || session.project === '*' ? '*' : (session.project ?? ''));
   const [roles, setRoles] = useState(/** @type {string[]} */ (isFirst ? ['admin'] : ['read']));
   const [days, setDays] = useState('');
+  const [rates, setRates] = useState({ bytes: '', events: '' });
   /** @param {Event} event */
   function send(event) {
     event.preventDefault();
-    const body = { name, project, roles, ...(days ? { expires_days: Number(days) } : {}) };
+    const body = {
+      name,
+      project,
+      roles,
+      ...(days ? { expires_days: Number(days) } : {}),
+      bytes_per_second: Math.round(Number(rates.bytes) * 2 ** 20),
+      events_per_second: Number(rates.events),
+    };
     act(async () => {
       const got = await ask('tokens', { method: 'POST', body });
       setName('');
@@ -248,6 +313,8 @@ function NewToken({ session, act }) {
         onInput: (event) => setDays(event.currentTarget.value),
       }),
     ),
+    el(Quota, { label: 'At most MiB/s', value: rates.bytes, set: (bytes) => setRates({ ...rates, bytes }) }),
+    el(Quota, { label: 'At most events/s', value: rates.events, set: (events) => setRates({ ...rates, events }) }),
     t.fieldset(
       null,
       t.legend(null, 'Roles'),
@@ -264,5 +331,22 @@ function NewToken({ session, act }) {
       ),
     ),
     t.button({ type: 'submit', class: 'button primary', disabled: roles.length === 0 }, 'Make token'),
+  );
+}
+
+/** What a token may send. @param {{label: string, value: string, set: (value: string) => void}} props */
+function Quota({ label, value, set }) {
+  return t.label(
+    null,
+    t.span(null, label),
+    t.input({
+      type: 'text',
+      inputMode: 'numeric',
+      pattern: '[0-9]{1,9}',
+      title: 'A whole number',
+      placeholder: 'no limit',
+      value,
+      onInput: (event) => set(event.currentTarget.value),
+    }),
   );
 }

@@ -16,9 +16,18 @@ from rankscope_server.access.tokens import NewToken
 from rankscope_server.answers import of_row
 from rankscope_server.api import deeds
 from rankscope_server.api.access.rules import sender
-from rankscope_server.api.access.schema import Audit, AuditRow, TokenMade, TokenRow, Tokens
+from rankscope_server.api.access.schema import (
+    Audit,
+    AuditRow,
+    SessionRow,
+    Sessions,
+    TokenMade,
+    TokenRow,
+    Tokens,
+)
 from rankscope_server.api.bodies import read, takes
 from rankscope_server.api.replies import documented, send
+from rankscope_server.api.security import carried
 from rankscope_server.api.service import Service, service_of
 from rankscope_server.problems import Problem
 from rankscope_server.store.unit import Unit
@@ -28,6 +37,8 @@ MAX_ASK_BYTES = 4_096
 MAX_AUDIT = 500
 _DAY_NS = 86_400 * 10**9
 TokenId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$")]
+_SESSION_DIGITS = 16
+SessionId = Annotated[str, Path(pattern=rf"^[0-9a-f]{{{_SESSION_DIGITS}}}$")]
 Days = Annotated[float, msgspec.Meta(gt=0, le=3_660)]
 
 
@@ -126,6 +137,30 @@ async def revoke(request: Request, token: TokenId) -> Response:
     return send(request, body, [body])
 
 
+@router.get("/sessions", **documented(Sessions))
+def signed_in(request: Request) -> Response:
+    """List who is signed in: in an admin's own project, or everywhere."""
+    with service_of(request).read() as connection:
+        found = tokens.sessions(connection, sender(request).only_project, time.time_ns())
+    body = Sessions(sessions=[_session_row(request, row) for row in found])
+    return send(request, body, body.sessions)
+
+
+@router.delete("/sessions/{session}", **documented(SessionRow))
+async def sign_out(request: Request, session: SessionId) -> Response:
+    """End a session at once, as of a person who has left. Its token works on."""
+    service, project = service_of(request), sender(request).only_project
+
+    def work(unit: Unit) -> sa.Row[Any]:
+        return tokens.end_named_session(unit.connection, session, project, unit.now_ns)
+
+    ended = await run_in_threadpool(service.writer.run, work)
+    service.door.forget()
+    deeds.add(request, session, ended.name, ended.project)
+    body = _session_row(request, ended)
+    return send(request, body, [body])
+
+
 @router.get("/audit", **documented(Audit))
 async def log(
     request: Request,
@@ -149,6 +184,17 @@ async def log(
 def token_row(row: sa.Row[Any], now_ns: int) -> TokenRow:
     """Return a token as it is shown."""
     return TokenRow(**tokens.row_shown(row, now_ns))
+
+
+def _session_row(request: Request, row: sa.Row[Any]) -> SessionRow:
+    own = carried(request.headers)
+    return SessionRow(
+        id=row.id[:_SESSION_DIGITS], name=row.name, project=row.project,
+        by="token" if row.token_id else "issuer" if row.holder else "operator",
+        roles=list(tokens.roles_of(row)), created_ms=row.created_ns / 1e6,
+        expires_ms=row.expires_ns / 1e6,
+        is_own=own is not None and own.is_cookie and tokens.session_id(own.text) == row.id,
+    )  # fmt: skip
 
 
 def _row(service: Service, principal: Principal, id: str) -> sa.Row[Any]:

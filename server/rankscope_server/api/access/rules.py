@@ -173,6 +173,8 @@ RULES: dict[str, Rule] = {
     "POST /api/v1/tokens": replace(ADMIN, deed="create token"),
     "POST /api/v1/tokens/{token}/rotate": replace(ADMIN, deed="rotate token"),
     "DELETE /api/v1/tokens/{token}": replace(ADMIN, deed="revoke token"),
+    "GET /api/v1/sessions": ADMIN,
+    "DELETE /api/v1/sessions/{session}": replace(ADMIN, deed="end session"),
     "GET /api/v1/audit": ADMIN,
 }
 _SAME_AS_GET = {"HEAD": "GET"}

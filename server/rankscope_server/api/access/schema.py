@@ -31,6 +31,25 @@ class Tokens(Schema, frozen=True):
     tokens: list[TokenRow]
 
 
+class SessionRow(Schema, frozen=True):
+    """A browser that is signed in; `project` is * for all."""
+
+    id: str  # the start of its key, which is no secret
+    name: str  # of the person, or of the token
+    by: Literal["issuer", "token", "operator"]
+    project: str
+    roles: list[Role]
+    created_ms: float
+    expires_ms: float
+    is_own: bool  # of who asks
+
+
+class Sessions(Schema, frozen=True):
+    """The sessions that the sender may see, the newest first."""
+
+    sessions: list[SessionRow]
+
+
 class TokenMade(Schema, frozen=True):
     """A new token; its text is shown this once and stored nowhere."""
 
