@@ -289,7 +289,7 @@ def sessions(connection: sa.Connection, project: str | None, now_ns: int) -> lis
 def end_named_session(
     connection: sa.Connection, name: str, project: str | None, now_ns: int
 ) -> sa.Row[Any]:
-    """End a session that somebody else began; `name` is the start of its key. Raises Problem."""
+    """End a session that another browser began; `name` is the start of its key. Raises Problem."""
     for row in sessions(connection, project, now_ns):
         if row.id.startswith(name):
             connection.execute(sa.delete(tables.session).where(tables.session.c.id == row.id))
