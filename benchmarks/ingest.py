@@ -33,6 +33,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 import psutil
+from rows import keep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -381,6 +382,9 @@ def main() -> None:
     parser.add_argument("--no-detectors", dest="detectors", action="store_false")
     parser.add_argument("--database-url", default="")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--keep", action="store_true", help="a line of benchmarks/results/ingest.jsonl"
+    )
     options = parser.parse_args()
     windows = max(2, options.events // (options.ranks * options.chunk))
     result = Result(
@@ -400,6 +404,8 @@ def main() -> None:
         measure(options, result, rows)
     result.median = statistics.median(result.millions_per_cpu_second)
     print(json.dumps(asdict(result), indent=None if options.json else 2))
+    if options.keep:
+        keep("ingest.jsonl", result)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from ingest import PER_STEP, RANKS_PER_NODE, STEP_NS, Job, Server, body_of, events_of
+from rows import keep
 
 from rankscope.node.columns import RankEvents, chunks_of
 from rankscope.wire import schema, thinning
@@ -388,9 +389,14 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the time the server runs in")
     parser.add_argument("--windows", type=int, default=8, help="that are made beforehand")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--keep", action="store_true", help="a line of benchmarks/results/paced.jsonl"
+    )
     options = parser.parse_args()
     result = measure(options)
     print(json.dumps(asdict(result), indent=None if options.json else 2))
+    if options.keep:
+        keep("paced.jsonl", result)
 
 
 if __name__ == "__main__":

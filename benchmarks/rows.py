@@ -7,12 +7,15 @@ the same key and label the later one counts. What is there for a label is not ru
 from __future__ import annotations
 
 import argparse
+import datetime
 import hashlib
 import importlib.metadata
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -93,6 +96,16 @@ def newest(path: Path, keys: Sequence[str], label: str = "") -> list[dict[str, A
         if label in ("", row["label"]):
             found[tuple(row[key] for key in keys)] = row
     return list(found.values())
+
+
+def keep(name: str, result: Any) -> None:
+    """Append what was measured once, a dataclass, with the code, the day and the load."""
+    measured = {
+        "label": code_label(), "date": datetime.date.today().isoformat(),
+        "load": round(os.getloadavg()[2], 1),  # of the last quarter of an hour
+    } | asdict(result)  # fmt: skip
+    with (RESULTS / name).open("a") as file:
+        file.write(json.dumps(measured) + "\n")
 
 
 def _git(*words: str) -> str:
