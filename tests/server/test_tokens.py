@@ -23,6 +23,7 @@ from rankscope_server.problems import Problem
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.engine import open_engines
+from rankscope_server.store.unit import Unit
 from tests.server.conftest import Sender, ServerProcess, TestClient, log_line, new_data
 from tests.server.filling import chunk
 
@@ -452,6 +453,39 @@ def test_a_stream_of_a_project_hints_at_its_own_runs_alone(
                 if "run:of-beta" in topics and "preflights" in topics:
                     break
     assert "run:of-alpha" not in topics
+
+
+def test_alerts_of_a_project_are_those_of_its_runs(guarded: TestClient) -> None:
+    service = guarded.app.state.service  # type: ignore[attr-defined]
+    readers = {project: make(guarded, project=project)["token"] for project in ("alpha", "beta")}
+
+    def write(unit: Unit) -> None:
+        for project in readers:
+            run = {"run_id": f"of-{project}", "project": project, "status": "running"}
+            unit.connection.execute(sa.insert(tables.run).values(run))
+        for subject in ("of-alpha", "of-beta", ""):
+            unit.connection.execute(
+                sa.insert(tables.alert).values(
+                    uid=subject,
+                    subject=subject,
+                    run_id=subject,
+                    state="open",
+                    severity="critical",
+                    what=f"alert {subject or 'of the server'}",
+                )
+            )
+
+    service.writer.run(write)
+
+    def seen(token: str, **params: str) -> tuple[set[str], int]:
+        body = guarded.get("/api/v1/alerts", headers=bearer(token), params=params).json()
+        return {one["what"] for one in body["alerts"]}, body["num_open"]
+
+    assert seen(OPERATOR_TOKEN)[1] == 3
+    for project, token in readers.items():
+        assert seen(token) == ({f"alert of-{project}"}, 1)
+        assert guarded.get("/api/v1/alerts/rules", headers=bearer(token)).status_code == 403
+    assert seen(readers["alpha"], run="of-beta") == (set(), 0)
 
 
 def test_a_search_of_a_project_finds_and_counts_its_own_runs_alone(guarded: TestClient) -> None:

@@ -93,6 +93,11 @@ def test_a_token_from_its_making_to_its_end(
     assert reader.sentence().startswith("You are the dashboard of the team")
     assert "read in the project vision" in seen.locator("main").inner_text()
     assert seen.get_by_role("heading", name="Tokens").count() == 0
+    seen.goto(f"{token_site}/alerts")
+    seen.get_by_role("heading", name="No alert is open").wait_for()
+    assert "Of the runs of your project" in seen.locator("main").inner_text()
+    assert violations(seen) == []
+    seen.goto(f"{token_site}/access")
     assert status(token_site, token) == 200
     end_session(admin, "the dashboard of the team")
     seen.reload()

@@ -43,10 +43,25 @@ export function Page() {
   const sent = /** @type {import('../api.js').Answer<Deliveries>} */ (useApi(DELIVERIES, { everyMs: EVERY_MS }));
   const [problem, setProblem] = useState('');
   const all = [alerts, status, channels, rules, sent];
-  const failed = all.find((one) => one.error && !one.data);
-  const sentence = sentenceOf(alerts.data, channels.data, status.data);
+  // who sees one project sees the alerts of its runs, and nothing of the server
+  const isOfProject = Boolean(alerts.data) && [status, channels, rules, sent].every(isRefused);
+  const failed = isOfProject ? null : all.find((one) => one.error && !one.data);
+  const sentence = isOfProject ? openText(alerts.data) : sentenceOf(alerts.data, channels.data, status.data);
   useEffect(() => setTitle(sentence || 'Alerts'), [sentence]);
   if (failed?.error) return el(Problem, { error: failed.error, retry: failed.refresh, what: 'the alerts' });
+  if (isOfProject && alerts.data)
+    return t.div(
+      { class: 'stack' },
+      t.header(
+        { class: 'pagehead' },
+        t.h1({ id: 'verdict' }, sentence),
+        t.p(
+          { class: 'note' },
+          'Of the runs of your project. Channels, rules and messages are seen by those who see all projects.',
+        ),
+      ),
+      el(Problems, { alerts: alerts.data, act: null }),
+    );
   if (!alerts.data || !status.data || !channels.data || !rules.data || !sent.data)
     return el(Skeleton, { height: 240, waitsFor: 'the alerts' });
 
@@ -77,10 +92,21 @@ export function Page() {
 
 /** @typedef {(method: string, path: string, done: string, body?: object) => Promise<any>} Act */
 
+/** @param {import('../api.js').Answer<any>} answer */
+function isRefused(answer) {
+  return answer.error instanceof Failure && answer.error.status === 403;
+}
+
+/** @param {Alerts | null} alerts */
+function openText(alerts) {
+  if (!alerts) return '';
+  return alerts.num_open === 0 ? 'No alert is open' : `${plural(alerts.num_open, 'alert')} open`;
+}
+
 /** The first sentence. Pure. @param {Alerts | null} alerts @param {Channels | null} channels @param {AlertStatus | null} status */
 function sentenceOf(alerts, channels, status) {
   if (!alerts || !channels || !status) return '';
-  const open = alerts.num_open === 0 ? 'No alert is open' : `${plural(alerts.num_open, 'alert')} open`;
+  const open = openText(alerts);
   if (channels.channels.every((one) => !one.is_enabled)) return `${open}, and no channel: nothing is sent`;
   const lost = status.num_given_up > 0 ? `; ${plural(status.num_given_up, 'message')} given up` : '';
   return open + lost;
@@ -103,7 +129,7 @@ function Blindness({ status }) {
   ];
 }
 
-/** @param {{alerts: Alerts, act: Act}} props */
+/** @param {{alerts: Alerts, act: Act | null}} props */
 function Problems({ alerts, act }) {
   return el(
     Card,
@@ -138,7 +164,7 @@ function Problems({ alerts, act }) {
               ` · ${messagesText(one)}`,
             ),
           ),
-          one.state === 'open'
+          one.state === 'open' && act
             ? t.button(
                 {
                   type: 'button',

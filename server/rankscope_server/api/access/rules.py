@@ -135,6 +135,7 @@ RULES: dict[str, Rule] = {
     "POST /api/v1/net/check": NETWORK,
     "GET /api/v1/net/blob": NETWORK,
     "PUT /api/v1/net/blob": NETWORK,
+    "GET /api/v1/alerts": READ,
     # what the server itself is: of all projects
     "GET /api/v1/storage": READ_ALL,
     "GET /api/v1/retention": READ_ALL,
@@ -146,7 +147,7 @@ RULES: dict[str, Rule] = {
     "DELETE /api/v1/deletions/{run}": replace(ADMIN_ALL, deed="release run id"),
     **{
         f"GET /api/v1/alerts{part}": READ_ALL
-        for part in ("", "/status", "/rules", "/channels", "/deliveries")
+        for part in ("/status", "/rules", "/channels", "/deliveries")
     },
     **{
         f"{method} /api/v1/alerts/{thing}s{part}": replace(ADMIN_ALL, deed=f"{verb} alert {thing}")

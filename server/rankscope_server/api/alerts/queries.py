@@ -29,10 +29,14 @@ from rankscope_server.store import tables
 MAX_LIMIT = 500
 
 
-def alerts(connection: sa.Connection, run_id: str, state: str, limit: int) -> Alerts:
-    """Return alerts, open ones first; of all runs and the server, unless a run is named."""
-    table = tables.alert.c
-    where = [table.run_id == run_id] if run_id else []
+def alerts(
+    connection: sa.Connection, run_id: str, state: str, limit: int, project: str | None = None
+) -> Alerts:
+    """Return alerts, open ones first: of all runs and the server, or of a run, or of a project."""
+    table, run = tables.alert.c, tables.run.c
+    where: list[sa.ColumnElement[bool]] = [table.run_id == run_id] if run_id else []
+    if project is not None:
+        where.append(table.run_id.in_(sa.select(run.run_id).where(run.project == project)))
     wanted = [*where, table.state == state] if state else where
     rows = connection.execute(
         sa.select(tables.alert)

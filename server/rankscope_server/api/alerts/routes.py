@@ -14,6 +14,7 @@ from rankscope_server.alerts import rules as rules_of_alerts
 from rankscope_server.alerts import store
 from rankscope_server.alerts.channels import Channel, check_quiet
 from rankscope_server.alerts.rules import Name, RefusedError, Rule
+from rankscope_server.api.access.rules import sender
 from rankscope_server.api.alerts import queries
 from rankscope_server.api.alerts.schema import (
     AlertRow,
@@ -61,10 +62,11 @@ def alerts(
     state: Annotated[str, one_of(("", *_STATES))] = "",
     limit: Limit = 100,
 ) -> Response:
-    """List alerts, open ones first."""
+    """List alerts, open ones first; who sees one project sees those of its runs."""
     _known(state, _STATES)
     with service_of(request).read() as connection:
-        body = queries.alerts(connection, _text(run), state, limit)
+        project = sender(request).only_project
+        body = queries.alerts(connection, _text(run), state, limit, project)
     return send(request, body, body.alerts)
 
 
