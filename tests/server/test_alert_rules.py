@@ -252,6 +252,12 @@ def test_what_is_not_known_in_money_passes_no_budget_and_keeps_none() -> None:
         (OnLag(seconds=60), {"behind_seconds": 61.0}, {"behind_seconds": 59.0}),
         (OnQueue(used_ratio=0.5), {"queue_ratio": 0.5}, {"queue_ratio": 0.4}),
         (OnDisk(free_bytes=10), {"disk_free_bytes": 9}, {"disk_free_bytes": 10}),
+        (OnDisk(database_bytes=10), {"database_bytes": 10}, {"database_bytes": 9}),
+        (
+            OnDisk(free_bytes=2, database_bytes=10),
+            {"disk_free_bytes": 3, "database_bytes": 10},
+            {"disk_free_bytes": 3, "database_bytes": 9},
+        ),
     ],
 )
 def test_the_server_itself(when: Any, bad: Any, good: Any) -> None:

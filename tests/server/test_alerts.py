@@ -155,6 +155,20 @@ def test_a_new_server_has_rules_and_says_where_its_disk_is(client: TestClient) -
     assert blind == ([] if is_embedded else ["disk"])
 
 
+def test_a_database_that_became_large(desk: Desk) -> None:
+    limits = {"about": "disk", "free_bytes": 0, "database_bytes": 1 << 40}
+    rule = desk.ask("POST", "/rules", json={"name": "Large", "when": limits})
+    assert rule["never"] == ""  # on PostgreSQL too
+    desk.look()
+    assert desk.alerts() == []
+    changed = {"name": "Large", "when": limits | {"database_bytes": 1}}
+    desk.ask("PUT", f"/rules/{rule['id']}", json=changed)
+    desk.look()
+    (found,) = desk.alerts()
+    assert found["what"].startswith("Rankscope's database has 0.0 GiB")
+    assert found["state"] == "open"
+
+
 def test_one_problem_is_one_message_and_its_end_another(desk: Desk, receiver: Receiver) -> None:
     desk.webhook(f"{receiver.url}/hook?x=1")
     desk.run()

@@ -87,7 +87,7 @@ def test_a_rule_is_made_switched_off_and_said_in_words(
     form.get_by_label("About").select_option("disk")
     form.get_by_label("below GiB free").fill("2.5")
     form.get_by_role("button", name="Save").click()
-    page.get_by_text("Less than 2.5 GiB are free").wait_for()
+    page.get_by_text("Of the disk less than 2.5 GiB are free").wait_for()
     row.get_by_role("button", name="Delete Hangs of vision").click()
     row.get_by_role("button", name="Really delete").click()
     row.wait_for(state="detached")

@@ -1402,10 +1402,11 @@ export interface OnBudget {
   rank_hours: number;
 }
 
-/** Less than so much is free on the disk of the store. */
+/** Less than so much is free on the disk of the store, or its database is so large.  0: not looked at. The disk is seen where the store is a file of this machine. */
 export interface OnDisk {
   about: 'disk';
   free_bytes: number;
+  database_bytes: number;
 }
 
 /** A finding that no other one explains. No kinds: all of them. */

@@ -302,16 +302,19 @@ def _queue(when: OnQueue, seen: Seen) -> Outcomes:
 
 
 def _disk(when: OnDisk, seen: Seen) -> Outcomes:
-    free = seen.server.disk_free_bytes
-    if free is None:
-        return
-    if free >= when.free_bytes:
-        yield "server/disk", Clear(f"{free / _GIB:,.1f} GiB are free")
+    free, size = seen.server.disk_free_bytes, seen.server.database_bytes
+    if free is not None and free < when.free_bytes:
+        what = f"The disk of Rankscope's store has {free / _GIB:,.1f} GiB free"
+        why = f"that is less than {when.free_bytes / _GIB:,.1f} GiB; a full disk takes no batch"
+    elif size is not None and 0 < when.database_bytes <= size:
+        what = f"Rankscope's database has {size / _GIB:,.1f} GiB"
+        why = f"the rule allows {when.database_bytes / _GIB:,.1f} GiB"
+    else:
+        if free is not None or (size is not None and when.database_bytes):
+            yield "server/disk", Clear("there is as much room as the rule asks for")
         return
     yield "server/disk", Firing(
-        severity="critical",
-        what=f"The disk of Rankscope's store has {free / _GIB:,.1f} GiB free",
-        why=f"that is less than {when.free_bytes / _GIB:,.1f} GiB; a full disk takes no batch",
+        severity="critical", what=what, why=why,
         next="delete runs that are not needed, or give the store more room", path="alerts",
     )  # fmt: skip
 

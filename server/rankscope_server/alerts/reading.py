@@ -26,6 +26,7 @@ from rankscope_server.alerts.seen import (
 from rankscope_server.alerts.store import runs_of_open
 from rankscope_server.prices import NO_PRICES, PriceList
 from rankscope_server.store import tables
+from rankscope_server.store.disk import database_bytes
 
 _MOST_RUNS = 500  # that are read in one look, the newest news first
 _OVER_NS = 600 * 10**9
@@ -67,12 +68,14 @@ class Reader:
     def read(
         self, connection: sa.Connection, now_ns: int, store_seconds: float,
         silence_seconds: float | None, *, with_spent: bool = False, with_losses: bool = False,
+        with_size: bool = False,
     ) -> Seen:  # fmt: skip
         """Return what is so now.
 
         `store_seconds` is how long the store took to write since the last reading,
         `silence_seconds` the least that a rule calls silence: ranks are read where that may be.
-        `with_spent`, `with_losses`: a rule asks what runs have cost, or what of them is lost.
+        `with_spent`, `with_losses`, `with_size`: a rule asks what runs have cost, what of them is
+        lost, how large the database is.
         """
         self._note_deafness(now_ns, store_seconds)
         named = runs_of_open(connection)
@@ -101,6 +104,7 @@ class Reader:
                 behind_seconds=self.delays.behind_seconds(),
                 queue_ratio=self.delays.queue_ratio(),
                 disk_free_bytes=free_bytes(self.store_path),
+                database_bytes=database_bytes(connection) if with_size else None,
             ),
         )  # fmt: skip
 

@@ -82,9 +82,13 @@ class OnQueue(When, tag="queue", frozen=True, kw_only=True):
 
 
 class OnDisk(When, tag="disk", frozen=True, kw_only=True):
-    """Less than so much is free on the disk of the store."""
+    """Less than so much is free on the disk of the store, or its database is so large.
+
+    0: not looked at. The disk is seen where the store is a file of this machine.
+    """
 
     free_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 5 << 30
+    database_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
 
 
 AnyWhen: TypeAlias = (

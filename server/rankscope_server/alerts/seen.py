@@ -97,6 +97,7 @@ class SeenServer:
     behind_seconds: float = 0.0  # for how long what was sent waits to be stored and looked at
     queue_ratio: float = 0.0
     disk_free_bytes: int | None = None
+    database_bytes: int | None = None  # with its indexes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from rankscope_server.alerts import store
 from rankscope_server.alerts.changes import Change, OpenAlert, advance, clear_since
 from rankscope_server.alerts.evaluate import Outcome, evaluate, gone
 from rankscope_server.alerts.reading import Reader
-from rankscope_server.alerts.rules import OnBudget, OnLoss, OnSilence
+from rankscope_server.alerts.rules import OnBudget, OnDisk, OnLoss, OnSilence
 from rankscope_server.alerts.seen import Seen
 from rankscope_server.alerts.store import StoredRule, key_of
 from rankscope_server.store import tables
@@ -87,6 +87,7 @@ class Watcher:
                 least_silence_seconds(rules),
                 with_spent=any(isinstance(one.rule.when, OnBudget) for one in rules),
                 with_losses=any(isinstance(one.rule.when, OnLoss) for one in rules),
+                with_size=any(isinstance(one.rule.when, OnDisk) for one in rules),
             )
             deleted = _of_deleted_runs(connection, known, seen)
         self._store_seconds = 0.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from rankscope_server.store.disk import Disk
+from rankscope_server.store.disk import Disk, database_bytes
 from rankscope_server.store.engine import WAL_LIMIT_BYTES
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
@@ -38,8 +38,7 @@ class Space:
         if self._reader.dialect.name != "postgresql":
             return self._disk.space().database_bytes
         with self._reader.connect() as connection:
-            size = sa.select(sa.func.pg_database_size(sa.func.current_database()))
-            return int(connection.execute(size).scalar_one())
+            return database_bytes(connection)
 
     def wal_has_room(self) -> bool:
         """Return whether the write-ahead log may grow; shrink it where it is too large.

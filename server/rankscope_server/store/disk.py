@@ -29,6 +29,15 @@ _AFTER_FAILURE_BYTES = 1 << 20  # so much must be free before the next try
 REMEDY = "free space there, delete runs, or set --keep-runs-bytes; senders retry by themselves"
 
 
+def database_bytes(connection: sa.Connection) -> int:
+    """Return the size of the database with its indexes, without SQLite's log."""
+    if connection.dialect.name == "postgresql":
+        size = sa.func.pg_database_size(sa.func.current_database())
+        return int(connection.scalar(sa.select(size)) or 0)
+    pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+    return int(pages) * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """What there is now, in bytes; of a database server elsewhere nothing is known."""

@@ -41,7 +41,13 @@ const ABOUT = {
   loss: { title: 'lost records of a run', numbers: [quantity('records', 'so many or more', 1)] },
   lag: { title: 'this server is behind', numbers: [quantity('seconds', 'by seconds', 120)] },
   queue: { title: 'the queue of the store', numbers: [quantity('used_ratio', 'from % full', 80, 0.01)] },
-  disk: { title: 'the disk of the store', numbers: [quantity('free_bytes', 'below GiB free', 5, GIB)] },
+  disk: {
+    title: 'the disk of the store',
+    numbers: [
+      quantity('free_bytes', 'below GiB free (0: not looked at)', 5, GIB),
+      quantity('database_bytes', 'or a database from GiB (0: not looked at)', 0, GIB),
+    ],
+  },
 };
 
 /** @type {Record<string, string>} */
@@ -86,7 +92,10 @@ function whenText(when) {
     case 'queue':
       return `The queue of the store is ${percent(when.used_ratio)} full`;
     case 'disk':
-      return `Less than ${(when.free_bytes / GIB).toFixed(1)} GiB are free`;
+      return `Of the disk ${either(
+        when.free_bytes > 0 && `less than ${(when.free_bytes / GIB).toFixed(1)} GiB are free`,
+        when.database_bytes > 0 && `${(when.database_bytes / GIB).toFixed(1)} GiB or more are the database`,
+      )}`;
   }
 }
 
@@ -120,7 +129,7 @@ export function RuleForm({ rule, channels, save, cancel }) {
     const kept = when.about === about ? when : {};
     const body = /** @type {Record<string, any>} */ ({ ...kept, about });
     for (const { key, scale } of known.numbers) body[key] = Number(numbers[key]) * scale;
-    if (about === 'disk') body.free_bytes = Math.round(body.free_bytes);
+    if (about === 'disk') for (const { key } of known.numbers) body[key] = Math.round(body[key]);
     if (about === 'silence') body.is_whole_run = isWhole;
     if (about === 'finding') Object.assign(body, { min_severity: severity, kinds: listOf(kinds) });
     const of = { runs, project, tags: tagsOf(tags) };

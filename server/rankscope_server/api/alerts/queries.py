@@ -96,7 +96,7 @@ def rule(connection: sa.Connection, rule_id: int) -> RuleRow:
 
 _DATABASE_DISK = (
     "never here: the disk is that of the database, which this server does not see; "
-    "watch it where PostgreSQL runs"
+    "watch it where PostgreSQL runs, or give the rule a size of the database"
 )
 
 
@@ -106,7 +106,8 @@ def no_rule(rule_id: int) -> Exception:
 
 
 def _rule(connection: sa.Connection, one: StoredRule) -> RuleRow:
-    is_blind = isinstance(one.rule.when, OnDisk) and connection.dialect.name != "sqlite"
+    when, is_elsewhere = one.rule.when, connection.dialect.name != "sqlite"
+    is_blind = isinstance(when, OnDisk) and is_elsewhere and not when.database_bytes
     return RuleRow(
         id=one.id, name=one.name, is_from_file=one.is_from_file,
         never=_DATABASE_DISK if is_blind else "",
