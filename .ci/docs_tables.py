@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # ruff: noqa: T201 - a command prints
-"""Write what is made from the registry of kinds, the rules of grouping and the policy.
+"""Write what is made from the registry of kinds, rules of grouping, policy, detectors and faults.
 
     python .ci/docs_tables.py update
     python .ci/docs_tables.py check
 
-The table of the README, those of docs/detectors.md, docs/thresholds.md, and the labels of the pages
-in web/app/format.js. A test runs `check`.
+The table of the README, those of docs/detectors.md, docs/thresholds.md, the faults in the trainer's
+README, and the labels of the pages in web/app/format.js. A test runs `check`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rankscope_server.diagnose import DETECTORS
 from rankscope_server.findings import policy
 from rankscope_server.findings.kinds import KINDS, Kind, kinds_of
 from rankscope_server.verdict.grouping import RULES
+from rankscope_trainer.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
-README, DETECTORS = ROOT / "README.md", ROOT / "docs" / "detectors.md"
+README, DETECTORS_PAGE = ROOT / "README.md", ROOT / "docs" / "detectors.md"
 THRESHOLDS, LABELS = ROOT / "docs" / "thresholds.md", ROOT / "web" / "app" / "format.js"
+TRAINER = ROOT / "reference_trainer" / "README.md"
 UPDATE = "python .ci/docs_tables.py update"
 THRESHOLDS_HEAD = """# Thresholds
 
@@ -70,12 +73,31 @@ def kinds_table() -> str:
     )
 
 
+def detectors_table() -> str:
+    """Return all detectors with the kinds of findings that they make."""
+    return table(
+        ("Detector", "What it finds", "Kinds", "Needs", "Silent when"),
+        [(f"`{d.name}`", d.finds, names(kinds_of(d.name)), d.needs, d.silent) for d in DETECTORS],
+    )
+
+
 def rules_table() -> str:
     """Return which finding explains which."""
     return table(
         ("Cause", "Explains", "If"),
         [(names(rule.causes), names(rule.effects), rule.why) for rule in RULES],
     )
+
+
+def faults_table() -> str:
+    """Return all faults of the trainer with the findings that they lead to."""
+    rows = ((f"`{f.name}`", f"`{f.finding}`", in_a_cell(f.sentence), f.size_text) for f in FAULTS)
+    return table(("name", "finding", "what happens", "size (if you say nothing)"), rows)
+
+
+def in_a_cell(sentence: str) -> str:
+    """Return a sentence as the text of a cell: without capital and full stop."""
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
 
 
 def with_labels(text: str) -> str:
@@ -145,26 +167,15 @@ def between(text: str, name: str, content: str) -> str:
     return f"{head}{begin}{content}\n{rest[rest.index(end) :]}"
 
 
-def with_kinds(text: str) -> str:
-    """Return docs/detectors.md with the kinds of each detector in its row."""
-
-    def row(found: re.Match[str]) -> str:
-        return f"{found[1]}{names(kinds_of(found[2]))}{found[4]}"
-
-    head, _, rest = text.partition("| Detector | What it finds |")
-    rows, blank, after = rest.partition("\n\n")
-    rows = re.sub(r"^(\| `([\w-]+)` \|[^|]*\| )([^|]*)( \|)", row, rows, flags=re.M)
-    return f"{head}| Detector | What it finds |{rows}{blank}{after}"
-
-
 def documents() -> dict[Path, str]:
     """Return what each file must hold."""
-    detectors = with_kinds(DETECTORS.read_text())
+    detectors = between(DETECTORS_PAGE.read_text(), "detectors", detectors_table())
     detectors = between(detectors, "kinds of findings", kinds_table())
     return {
         README: between(README.read_text(), "kinds of findings", readme_table()),
-        DETECTORS: between(detectors, "what explains what", rules_table()),
+        DETECTORS_PAGE: between(detectors, "what explains what", rules_table()),
         THRESHOLDS: thresholds(),
+        TRAINER: between(TRAINER.read_text(), "faults", faults_table()),
         LABELS: with_labels(LABELS.read_text()),
     }
 

@@ -74,8 +74,8 @@ def examples() -> list[Example]:
 
 def test_there_is_an_example_of_everything_that_is_added_often() -> None:
     titles = " ".join(example.title for example in examples())
-    assert len(examples()) == 5
-    for word in ("check", "hook", "detector", "fault", "known error"):
+    assert len(examples()) == 6
+    for word in ("check", "hook", "detector", "fault", "fault and the detector", "known error"):
         assert word in titles
 
 

@@ -48,10 +48,7 @@ def main(arguments: list[str]) -> int:
 def fault_table() -> str:
     """Return the table of faults: name, the finding it leads to, its size, and what it does."""
     lines = [f"{'fault':24} {'finding':20} {'size':36} what it does"]
-    for fault in FAULTS:
-        sentence = (type(fault).__doc__ or "").splitlines()[0]
-        size = fault.size_is + ("" if fault.default_size is None else f" ({fault.default_size})")
-        lines.append(f"{fault.name:24} {fault.finding:20} {size:36} {sentence}")
+    lines += [f"{f.name:24} {f.finding:20} {f.size_text:36} {f.sentence}" for f in FAULTS]
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 from pathlib import Path
@@ -78,7 +79,8 @@ DETECTORS_PAGE = (ROOT / "docs" / "detectors.md").read_text()
 
 def table_of(head: str) -> list[list[str]]:
     """Return the cells of a table of docs/detectors.md, without its head."""
-    lines = DETECTORS_PAGE[DETECTORS_PAGE.index(head) :].split("\n\n")[0].splitlines()
+    below = DETECTORS_PAGE[DETECTORS_PAGE.index(head) :].splitlines()
+    lines = list(itertools.takewhile(lambda line: line.startswith("|"), below))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 

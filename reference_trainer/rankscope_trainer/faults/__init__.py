@@ -1,8 +1,12 @@
-"""Faults that can be injected: a module for each place where they act, all named in one tuple.
+"""Faults that can be injected: a module for each place where they act.
 
 A fault acts on the real thing (a slow forward, a slow data loader, a rank that never arrives)
-and never on the instruments that are to find it.
+and never on the instruments that are to find it. A class with a name of its own is in FAULTS.
 """
+
+from __future__ import annotations
+
+from types import ModuleType
 
 from rankscope_trainer.faults import (
     checkpoints,
@@ -19,61 +23,29 @@ from rankscope_trainer.faults import (
 )
 from rankscope_trainer.faults.fault import Fault
 
+
+def _faults_of(module: ModuleType) -> tuple[Fault, ...]:
+    """Return the faults that a module defines, in the order in which they stand there."""
+    return tuple(
+        value()
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Fault)
+        and value.__module__ == module.__name__
+        and "name" in vars(value)
+    )
+
+
 FAULTS: tuple[Fault, ...] = (
-    compute.SlowCompute(),
-    compute.SlowForward(),
-    compute.SlowBackward(),
-    compute.Hiccup(),
-    compute.GcPause(),
-    compute.Contention(),
-    data.BadShard(),
-    data.SlowEpochStart(),
-    memory.MemoryLeak(),
-    memory.WorkerLeak(),
-    layout.UnevenStages(),
-    layout.FewMicrobatches(),
-    layout.StaleWeights(),
-    layout.HotShard(),
-    environment.VersionDrift(),
-    environment.EnvironmentDrift(),
-    clocks.ClockOffset(),
-    clocks.ClockDrift(),
-    checkpoints.SlowCheckpoint(),
-    checkpoints.RareCheckpoint(),
-    data.CorruptBatch(),
-    data.SlowData(),
-    data.ForgottenSampler(),
-    data.ForgottenSetEpoch(),
-    processes.Hang(),
-    processes.Crash(),
-    processes.HangLock(),
-    processes.HangGil(),
-    processes.HangStopped(),
-    collectives.CollectiveSkipped(),
-    collectives.CollectiveDoubled(),
-    collectives.CollectivesSwapped(),
-    collectives.WrongShape(),
-    collectives.WrongDtype(),
-    collectives.WrongOp(),
-    processes.SwallowedException(),
-    processes.OsExit(),
-    processes.SigKill(),
-    processes.Segfault(),
-    processes.Abort(),
-    memory.OutOfMemory(),
-    checkpoints.DiskFull(),
-    environment.PortInUse(),
-    numbers.NanData(),
-    numbers.ExplodingLoss(),
-    numbers.BitflipWeight(),
-    numbers.BitflipGradientBefore(),
-    numbers.BitflipGradientAfter(),
-    numbers.ReplicaDrift(),
-    numbers.NoGradient(),
-    numbers.DividedTwice(),
-    numbers.NotDivided(),
-    layout.DifferentSeeds(),
-    links.SlowLink(),
-    links.LossyLink(),
-    links.StoppedLink(),
+    *_faults_of(compute),
+    *_faults_of(data),
+    *_faults_of(memory),
+    *_faults_of(processes),
+    *_faults_of(collectives),
+    *_faults_of(links),
+    *_faults_of(numbers),
+    *_faults_of(checkpoints),
+    *_faults_of(environment),
+    *_faults_of(clocks),
+    *_faults_of(layout),
 )

@@ -155,6 +155,16 @@ class Fault:
     on_all_ranks: ClassVar[bool] = False  # True: `rank` is `all`, or left out
     has_peer: ClassVar[bool] = False  # True: `peer` may be given: only between these two ranks
 
+    @property
+    def sentence(self) -> str:
+        """Return what happens, in one sentence."""
+        return (type(self).__doc__ or "").splitlines()[0]
+
+    @property
+    def size_text(self) -> str:
+        """Return what the size means, and in brackets the one that is taken where none is given."""
+        return self.size_is + ("" if self.default_size is None else f" ({self.default_size})")
+
     def acts_at(self, place: Place) -> bool:
         """Return whether this is one of the fault's places."""
         return place in (self.place, self.other_place)

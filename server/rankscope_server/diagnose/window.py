@@ -209,6 +209,9 @@ class Detector(Protocol):
     """One diagnosis over a window; the class docstring is its help text."""
 
     name: ClassVar[str]  # the id in the API, the docs and the registry of kinds
+    finds: ClassVar[str]  # these three are its row of docs/detectors.md
+    needs: ClassVar[str]
+    silent: ClassVar[str]  # where it says nothing, or less than a warning
 
     def look(self, window: Window) -> DetectorResult:
         """Return what is wrong in `window`; touch nothing else."""

@@ -17,6 +17,12 @@ class ClockOffsets:
     """Finds hosts whose clock is ahead of or behind the others, by collectives and the server."""
 
     name: ClassVar[str] = "clock"
+    finds: ClassVar[str] = (
+        "Hosts whose clock is ahead of or behind the others, processes whose clock is not that of "
+        "their machine, and by how much at most"
+    )
+    needs: ClassVar[str] = "collectives that join hosts or ranks, exchanges with the server"
+    silent: ClassVar[str] = "the band of error reaches over zero"
 
     def look(self, window: Window) -> DetectorResult:
         """Return one finding for each host whose clock is surely apart from most others."""

@@ -37,6 +37,9 @@ class RootCause:
     """Finds the rank whose failure began the end of a run, among those that merely echo it."""
 
     name: ClassVar[str] = "root-cause"
+    finds: ClassVar[str] = "The failure that came first, among those that merely echo it"
+    needs: ClassVar[str] = "errors and ends of ranks, their log lines for what no exception shows"
+    silent: ClassVar[str] = "only harmless ends were seen; a stop from outside names no rank: info"
 
     def look(self, window: Window) -> DetectorResult:
         """Return the crash of an attempt, or that it was stopped from outside."""

@@ -20,6 +20,9 @@ class CorruptBatches:
     """Finds ranks that drew batches which the script's own check calls damaged."""
 
     name: ClassVar[str] = "corrupt-batches"
+    finds: ClassVar[str] = "Ranks that drew batches which the script's own check calls damaged"
+    needs: ClassVar[str] = "`rankscope.log_metrics(step, corrupt_batches=total)`"
+    silent: ClassVar[str] = "the script reports no check"
 
     def look(self, window: Window) -> DetectorResult:
         """Return one finding for each rank that drew damaged data."""

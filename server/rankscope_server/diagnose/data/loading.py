@@ -79,6 +79,9 @@ class DataLoading:
     """Finds steps that wait for their batch, and what the loader lacks."""
 
     name: ClassVar[str] = "data-loading"
+    finds: ClassVar[str] = "Steps that wait for their batch on all ranks, or in a pattern on one"
+    needs: ClassVar[str] = "steps; the loader's settings and host samples for the cause"
+    silent: ClassVar[str] = "a slower peer hides the wait; one rank always waits: see `straggler`"
 
     def look(self, window: Window) -> DetectorResult:
         """Return whether the job waits for data."""

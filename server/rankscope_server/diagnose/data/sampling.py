@@ -49,6 +49,17 @@ class Sampling:
     """Finds replicas that train on the same samples, and epochs in the same order."""
 
     name: ClassVar[str] = "sampling"
+    finds: ClassVar[str] = (
+        "Replicas that train on the same samples; samplers whose epoch is never set"
+    )
+    needs: ClassVar[str] = (
+        "a `DataLoader` of torch and DistributedDataParallel; of other batches losses and "
+        "gradients before the reduction"
+    )
+    silent: ClassVar[str] = (
+        "batches of zeros, or one batch for ever; ranks that are no replicas; a pass that began "
+        "again within four steps"
+    )
 
     def look(self, window: Window) -> DetectorResult:
         """Return what is wrong with the samples that ranks draw."""

@@ -27,6 +27,15 @@ class Desync:
     """Finds ranks that skip, add, swap or mismatch a collective, by what each of them called."""
 
     name: ClassVar[str] = "desync"
+    finds: ClassVar[str] = (
+        "Ranks that skip, add, swap or mismatch a collective, or leave their group behind, by what "
+        "each of them called"
+    )
+    needs: ClassVar[str] = "collectives of two or more ranks"
+    silent: ClassVar[str] = (
+        "records of some calls are lost; ranks are late by less than a chunk takes; every step of "
+        "the run differs alike: info"
+    )
 
     def look(self, window: Window) -> DetectorResult:
         """Return the first difference of every group in which calls differ."""

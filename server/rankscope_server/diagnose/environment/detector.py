@@ -67,6 +67,11 @@ class Drift:
     """Finds ranks whose versions, environment or hardware differ from those of the others."""
 
     name: ClassVar[str] = "drift"
+    finds: ClassVar[str] = (
+        "Ranks whose versions, environment, hardware, code or settings differ from the others'"
+    )
+    needs: ClassVar[str] = "environment snapshots of 70 % of the ranks"
+    silent: ClassVar[str] = "a value belongs to one rank, host or local rank by design"
 
     def look(self, window: Window) -> DetectorResult:
         """Return which ranks differ on what should be the same."""

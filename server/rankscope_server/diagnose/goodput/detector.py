@@ -83,6 +83,15 @@ class Goodput:
     """Sums up where the time of a run went, and finds checkpoints that are slow or badly spaced."""
 
     name: ClassVar[str] = "goodput"
+    finds: ClassVar[str] = (
+        "Where the time of a run went; checkpoints that are slow or badly spaced; ranks that "
+        "evaluate while others wait"
+    )
+    needs: ClassVar[str] = (
+        "steps; checkpoints of torch, DCP or safetensors; of a restarted run also the script's "
+        "step numbers (`log_metrics`), else it went on behind the newest whole checkpoint"
+    )
+    silent: ClassVar[str] = "a run of less than ten minutes that was never restarted"
 
     def look(self, window: Window) -> DetectorResult:
         """Return the ledger of the run up to now, and advice on checkpoints."""

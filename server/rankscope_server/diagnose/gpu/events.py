@@ -71,6 +71,11 @@ class GpuEvents:
     """Finds what the NVIDIA driver and the kernel log say of GPUs: Xid, SXid, ECC, lost GPUs."""
 
     name: ClassVar[str] = "gpu-events"
+    finds: ClassVar[str] = (
+        "Xid and SXid errors, lost GPUs, uncorrectable errors as the driver reports them"
+    )
+    needs: ClassVar[str] = "NVML or the kernel log"
+    silent: ClassVar[str] = "an echo of another Xid within a minute; the catalogue says ignore"
 
     def look(self, window: Window) -> DetectorResult:
         """Return what happened to GPUs during an attempt."""

@@ -68,6 +68,11 @@ class GpuHealth:
     """Finds GPUs that throttle, have failing memory, differ from others or have little to do."""
 
     name: ClassVar[str] = "gpu-health"
+    finds: ClassVar[str] = (
+        "GPUs that throttle, whose memory fails, that are unlike the others, that have little to do"
+    )
+    needs: ClassVar[str] = "GPU samples"
+    silent: ClassVar[str] = "the GPU is idle; what a throttle costs is not seen in the steps: info"
 
     def look(self, window: Window) -> DetectorResult:
         """Return what is wrong with the GPUs of a job."""

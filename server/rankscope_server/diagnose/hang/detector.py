@@ -29,6 +29,15 @@ class Hang:
     """Finds the ranks that an operation waits for while nothing moves, behind all who wait."""
 
     name: ClassVar[str] = "hang"
+    finds: ClassVar[str] = (
+        "Ranks that an operation waits for while nothing moves, behind all who wait"
+    )
+    needs: ClassVar[str] = (
+        "states of ranks, process groups; TCP connections of ranks show whose link carries nothing"
+    )
+    silent: ClassVar[str] = (
+        "a checkpoint, an evaluation or start-up explains it; the rank still moves: see `straggler`"
+    )
 
     def look(self, window: Window) -> DetectorResult:
         """Return the roots of every tangle that has not moved for too long."""

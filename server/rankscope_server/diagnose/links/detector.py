@@ -44,6 +44,17 @@ class SlowLink:
     """Finds the link, adapter, host or switch that makes the transfers of some groups slow."""
 
     name: ClassVar[str] = "slow-link"
+    finds: ClassVar[str] = (
+        "The link, adapter, host or switch that makes the transfers of some groups slow"
+    )
+    needs: ClassVar[str] = (
+        "steps and collectives; four groups or pairs of one kind, or TCP connections of ranks; of "
+        "switches `SLURM_TOPOLOGY_ADDR`"
+    )
+    silent: ClassVar[str] = (
+        "fewer than three of them cross a part; half of all are slow; two parts explain it alike: "
+        "no place is named"
+    )
 
     def look(self, window: Window) -> DetectorResult:
         """Return which part of the network is slow, or that the place is not known."""

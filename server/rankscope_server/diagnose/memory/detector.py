@@ -67,6 +67,9 @@ class MemoryGrowth:
     """Finds memory that grows step by step, and forecasts when it runs out."""
 
     name: ClassVar[str] = "memory-growth"
+    finds: ClassVar[str] = "Memory that grows with the steps, and when it is full; fragmentation"
+    needs: ClassVar[str] = "memory of ranks; a limit for the forecast"
+    silent: ClassVar[str] = "first 50 steps, plateaus, caches that fill; file pages are info"
 
     def look(self, window: Window) -> DetectorResult:
         """Return which ranks' memory grows."""

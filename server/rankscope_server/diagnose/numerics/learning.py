@@ -20,6 +20,18 @@ class Learning:
     """Finds steps from which nothing is learnt, and accumulated gradients of the wrong scale."""
 
     name: ClassVar[str] = "learning"
+    finds: ClassVar[str] = (
+        "Steps from which nothing is learnt; losses of accumulated passes that are divided twice "
+        "or not at all; a large batch without warm-up"
+    )
+    needs: ClassVar[str] = (
+        "five gradient norms or 20 losses; for accumulation graphs that the script has no hooks "
+        "on; for warm-up the rate of the first steps and replicas"
+    )
+    silent: ClassVar[str] = (
+        "one value is another; networks that train in turn; losses that are sums, or whose "
+        "division does not show"
+    )
 
     def look(self, window: Window) -> DetectorResult:
         """Return what is wrong with what the steps learn."""

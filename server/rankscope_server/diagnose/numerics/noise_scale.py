@@ -45,6 +45,9 @@ class StatisticalEfficiency:
     """Estimates how far more ranks would still save steps, from the noise in the gradients."""
 
     name: ClassVar[str] = "noise-scale"
+    finds: ClassVar[str] = "How far more ranks would still save steps"
+    needs: ClassVar[str] = "both gradient norms and batch sizes over 200 steps"
+    silent: ClassVar[str] = "pipelines; after a NaN"
 
     def look(self, window: Window) -> DetectorResult:
         """Return what the gradients say of the batch size."""

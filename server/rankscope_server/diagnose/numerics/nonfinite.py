@@ -45,6 +45,9 @@ class NonFinite:
     """Finds NaN and infinity in losses and gradients, and the rank that brought them in."""
 
     name: ClassVar[str] = "nan"
+    finds: ClassVar[str] = "NaN and infinity, and the rank that brought them in"
+    needs: ClassVar[str] = "losses or gradient norms"
+    silent: ClassVar[str] = "a gradient scaler skipped few steps: info"
 
     def look(self, window: Window) -> DetectorResult:
         """Return the first NaN of an attempt."""

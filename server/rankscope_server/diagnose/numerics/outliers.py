@@ -47,6 +47,9 @@ class Outliers:
     """Finds a rank whose loss or gradient, before the reduction, is unlike those of the others."""
 
     name: ClassVar[str] = "outliers"
+    finds: ClassVar[str] = "One rank's loss or gradient, before the reduction, unlike the others'"
+    needs: ClassVar[str] = "four ranks of one role"
+    silent: ClassVar[str] = "the rank was always different"
 
     def look(self, window: Window) -> DetectorResult:
         """Return the ranks that stood out among their peers."""

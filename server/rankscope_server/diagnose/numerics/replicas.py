@@ -42,6 +42,11 @@ class Replicas:
     """Finds replicas of a model whose parameters are not the same bits any more."""
 
     name: ClassVar[str] = "replicas"
+    finds: ClassVar[str] = (
+        "Copies of the parameters that are not the same bits any more, or no longer updated"
+    )
+    needs: ClassVar[str] = "checksums under DistributedDataParallel; states of four ranks"
+    silent: ClassVar[str] = "parameters are sharded; two replicas differ: no rank is named"
 
     def look(self, window: Window) -> DetectorResult:
         """Return which ranks drifted apart."""

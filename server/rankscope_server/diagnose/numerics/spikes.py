@@ -37,6 +37,9 @@ class Spikes:
     """Finds spikes of loss and gradient norm, and losses that do not come back from one."""
 
     name: ClassVar[str] = "spikes"
+    finds: ClassVar[str] = "Spikes of loss and gradient norm, losses that do not come back"
+    needs: ClassVar[str] = "51 recorded values"
+    silent: ClassVar[str] = "a spike that passes is info"
 
     def look(self, window: Window) -> DetectorResult:
         """Return the spikes of an attempt; those that passed are info."""

@@ -45,6 +45,14 @@ class Staleness:
     """Finds gradients applied too many versions late, hot shards, servers that hold all up."""
 
     name: ClassVar[str] = "staleness"
+    finds: ClassVar[str] = (
+        "Gradients applied too many versions late, hot parameter shards, servers that all workers "
+        "wait for"
+    )
+    needs: ClassVar[str] = (
+        "version stamps and totals of shards, see [version stamps](#version-stamps)"
+    )
+    silent: ClassVar[str] = "there are none; over NCCL nothing is said of waits"
 
     def look(self, window: Window) -> DetectorResult:
         """Return the workers whose gradients are stale, and the hot shards."""

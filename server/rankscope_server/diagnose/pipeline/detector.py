@@ -37,6 +37,16 @@ class Pipeline:
     """Finds stages that compute longer than the others, and splits what a pipeline idles."""
 
     name: ClassVar[str] = "pipeline"
+    finds: ClassVar[str] = (
+        "Stages that compute longer than the others, what a pipeline idles: ideal, imbalance, "
+        "transfer, rest, and stages that work one after the other"
+    )
+    needs: ClassVar[str] = (
+        "stages and microbatches, as torch.distributed.pipelining has them, `rankscope.stage()` "
+        "says, or [sends and receives show](parallelism.md#stages-of-a-script); collectives of all "
+        "ranks for a replay, else self time alone"
+    )
+    silent: ClassVar[str] = "the stages are even and the microbatches enough"
 
     def look(self, window: Window) -> DetectorResult:
         """Return the uneven stage, if any; what the pipeline idles is reported as checked."""

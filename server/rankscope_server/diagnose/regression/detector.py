@@ -64,6 +64,11 @@ class Regression:
     """Finds runs that are slower than earlier runs of the same job, or than they were before."""
 
     name: ClassVar[str] = "regression"
+    finds: ClassVar[str] = (
+        "Runs slower than earlier ones with the same command, or than they were before"
+    )
+    needs: ClassVar[str] = "30 steady steps"
+    silent: ClassVar[str] = "no earlier run; another number of tokens is compared by token"
 
     def look(self, window: Window) -> DetectorResult:
         """Return whether the run is slower than it should be."""

@@ -34,6 +34,18 @@ class Stalls:
     """Finds ranks that stall again and again, and collector pauses that hold up the others."""
 
     name: ClassVar[str] = "stalls"
+    finds: ClassVar[str] = (
+        "Ranks that stall in some steps again and again, and collector pauses that fall on other "
+        "steps on each rank"
+    )
+    needs: ClassVar[str] = (
+        "steps of two or more ranks; collector pauses as the agent measures them; samples of ranks "
+        "for the kind"
+    )
+    silent: ClassVar[str] = (
+        "fewer than six stalls; other ranks stall a third as often; the rank is slow in every "
+        "step: see `straggler`"
+    )
 
     def look(self, window: Window) -> DetectorResult:
         """Return ranks whose stalls cost the job enough."""

@@ -88,6 +88,12 @@ class StoppedProcess:
     """Finds ranks whose process is stopped, alone or with all of their machine."""
 
     name: ClassVar[str] = "stopped-process"
+    finds: ClassVar[str] = (
+        "Ranks whose process is stopped: by a signal, a debugger, a frozen control group, or with "
+        "all of its machine or container"
+    )
+    needs: ClassVar[str] = "samples of the ranks' processes"
+    silent: ClassVar[str] = "it was seen stopped in one sample only"
 
     def look(self, window: Window) -> DetectorResult:
         """Return the ranks that were seen stopped more than once."""

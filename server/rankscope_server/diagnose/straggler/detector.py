@@ -58,6 +58,19 @@ class Straggler:
     """Finds ranks whose self time is longer than that of their peers, or than before."""
 
     name: ClassVar[str] = "straggler"
+    finds: ClassVar[str] = (
+        "Ranks whose self time is longer than that of their peers, or than before; of two or three "
+        "in a role also one that the others have waited for since its first steps; most of a role "
+        "that became slower together, with what they alone have in common"
+    )
+    needs: ClassVar[str] = (
+        "steps of two or more ranks, over NCCL the phases that devices measured; samples of ranks, "
+        "hosts and GPUs for the kind"
+    )
+    silent: ClassVar[str] = (
+        "the job loses less than 1 %; so many ranks slow down at once that too few stay as they "
+        "were to compare them with; the rank was given more work: info"
+    )
 
     def look(self, window: Window) -> DetectorResult:
         """Return the slow ranks of an attempt, those that recovered too."""
