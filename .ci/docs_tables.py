@@ -31,10 +31,14 @@ TRAINER = ROOT / "reference_trainer" / "README.md"
 UPDATE = "python .ci/docs_tables.py update"
 THRESHOLDS_HEAD = """# Thresholds
 
-Every number that a detector decides by, with its derivation, made from
-`server/rankscope_server/findings/policy.py` by `python .ci/docs_tables.py update`. The hash of all
-values is stored with every finding, so that a changed threshold is a visible change. Shares are 0
-to 1, `ln_` is the logarithm of a ratio.
+The numbers that decide whether a finding is made and what it says, each with its derivation, made
+from `server/rankscope_server/findings/policy.py` by `python .ci/docs_tables.py update`. The hash of
+all values is stored with every finding, so that a changed threshold is a visible change. Shares are
+0 to 1, `ln_` is the logarithm of a ratio.
+
+Not here, but beside the code that uses them, are numbers of how a quantity is measured (the steps
+that a table looks at, floors that keep a division finite), those that bound memory or the length of
+a text, and the confidence that a finding states together with its reason.
 """
 UNITS = (  # by the end of a name, the first that fits
     (r"seconds$", "s"), (r"_ms$", "ms"), (r"bytes$", "bytes"), (r"bytes_per_second$", "bytes/s"),

@@ -1,6 +1,9 @@
-"""Every threshold of the detectors, in one frozen object, each with its derivation.
+"""The thresholds of the detectors and of the verdict, in one frozen object, with derivations.
 
-The hash of the object is stored in every finding: a changed threshold is a visible change.
+What decides whether something is said, and what, is here. Beside the code are: how a quantity is
+measured (the steps that a table looks at, floors that keep a division finite), what bounds memory
+or the length of a text, and the confidence that a finding states, with its reason. The hash of the
+object is stored in every finding: a changed threshold is a visible change.
 """
 
 from __future__ import annotations
@@ -79,6 +82,31 @@ class Policy:
     healthy_long_steps: int = 120
     healthy_min_steps: int = 10
     min_explained_share: float = 0.5  # of the excess, by the sum of the phases that hold it
+    # Of the excess of a rank, or of its rise, each of the others waits the larger part: they wait
+    # for it, and not for something else.
+    waited_share: float = 0.5
+    as_before_share: float = 0.25  # of the rise of the slow ones, that the others have at most
+    # Of what a phase is longer so much is left in the whole step: else another phase is shorter and
+    # the rank is no slower. Not all, as other slow ranks hide a part.
+    whole_share: float = 0.25
+    # The larger part decides: of an episode, that one of another rank covers; of the excess, that
+    # is waiting for data, or in none of the phases that compute.
+    company_share: float = 0.5
+    kind_share: float = 0.5
+    script_share: float = 0.5
+    alike_ratio: float = 1.2  # the largest of several ranks' ratios over the least: said as one
+    # Of the excess: a phase with less is no evidence, and one with at most so much is ruled out.
+    evidence_share: float = 0.02
+    ruled_out_share: float = 0.1
+    # Where devices report some steps only: on average so much off their neighbours they are unlike
+    # the others (the script logs or saves in them), and say nothing of these.
+    sampled_unlike_ratio: float = 1.1
+
+    # --- straggler: stacks ---------------------------------------------------------------
+    # Of each of both ranks: three that differ in all are so by chance in one case of 20.
+    stacks_least: int = 4
+    stacks_share: float = 0.25  # that the shares of stacks which show a function differ by
+    stacks_chance: float = 0.05  # that as large a difference comes about by chance
 
     # --- stalls: some steps only ----------------------------------------------------------
     stall_steps: int = 512  # the newest; fewer do not show how often a rank stalls
@@ -97,6 +125,14 @@ class Policy:
     stall_sure_steps: int = 150
     stall_sure_share: float = 0.1
     stall_sure_multiple: float = 8.0
+    limit_step_ratio: float = 2.0  # of a rank's median step: one that a limit held up
+    # The larger part decides: pauses hold most of the extra time; a rank that stalls in more of its
+    # steps is slow, not stalling, as its median step is a stall; one stretch that holds more of the
+    # stalled time is an episode; and between stalls its steps are nearer to usual ones.
+    stall_pause_share: float = 0.5
+    stall_most_share: float = 0.5
+    stall_episode_share: float = 0.5
+    stall_between_share: float = 0.5
     pause_share: float = 0.05  # of a step; pauses of the collector are measured, not guessed
 
     # --- straggler: a second signal ------------------------------------------------------
@@ -118,6 +154,8 @@ class Policy:
     # the p99 of a hundred steps is the one that hung before.
     slow_step_share: float = 0.95
     hang_floor_seconds: float = 3.0
+    hang_recent_steps: int = 256  # whose slowest give the time that a step may take
+    hang_seen_steps: int = 3  # before it stopped, with rows of a rank: its calls are not being lost
     # Yet never so late that a p99 spoilt by an earlier stall hides the next one.
     hang_ceiling_seconds: float = 120.0
     # Before a rank has ended its first step: imports, data sets, compilation.
@@ -136,6 +174,10 @@ class Policy:
     # What breaks off because of a wrong call does so at once (gloo: 0.01-0.3 s) or when its
     # victims are seen to wait; both orders of clocks and looks allowed for.
     desync_echo_seconds: float = 60.0
+    # Calls that must be equal again after one that was skipped or inserted: one or two are so by
+    # chance where layers are alike.
+    desync_equal_calls: int = 4
+    desync_most_edits: int = 3  # more than that is another program, not a slip
 
     # --- clocks ---------------------------------------------------------------------------
     # Two clocks without a time service run apart by the error of their crystals: +-50 ppm
@@ -178,6 +220,10 @@ class Policy:
     imbalance_ratio: float = 0.05
     # Without a replay: a stage a tenth above the others, beyond how layers scatter.
     uneven_stage_ratio: float = 1.10
+    steady_stage_share: float = 0.8  # of the steps, in which the same stage is the slowest
+    # Of the schedule's idle share, or of a step that stages fill: ranks that share processors work
+    # a little longer at once.
+    schedule_share: float = 0.9
     # A pipeline that idles a third by its schedule has less than 2 (p - 1) microbatches; 5 % is
     # where more of them gain nothing worth smaller kernels.
     bubble_share: float = 1 / 3
@@ -210,6 +256,9 @@ class Policy:
     # --- drift ----------------------------------------------------------------------------
     # A difference on exactly the ranks in trouble counts for more: one in a hundred.
     drift_fisher_p: float = 0.01
+    # Ranks that follow one rule before another can break it: through two any line goes.
+    drift_rule_ranks: int = 3
+    drift_agreed_share: float = 0.75  # of the ranks, that agree where they are the usual ones
 
     # --- numbers of training --------------------------------------------------------------
     # A loss scaler overflows by design when it probes a larger scale; six in a row halve it 64
@@ -253,6 +302,9 @@ class Policy:
     # chosen, not derived: it is advice.
     warm_up_batch: int = 1024
     warm_up_values: int = 10
+    # Steps that a rank is behind which leaves updates out: one unfinished step may accumulate
+    # gradients over some backward passes.
+    skipped_update_steps: int = 10
 
     # --- memory ---------------------------------------------------------------------------
     # The allocator fills its caches in the first steps.
@@ -274,6 +326,7 @@ class Policy:
     oom_reach: float = 10.0
     # Held by the allocator and used by no tensor, as a share of the GPU.
     fragmentation_share: float = 0.30
+    fragmentation_held_share: float = 0.9  # of the limit: what comes next may not fit
 
     # --- waiting for data -----------------------------------------------------------------
     # Shares of the step that are lost to it.
@@ -288,6 +341,20 @@ class Policy:
     iowait_share: float = 0.10
     # Loader workers that use so much of their cores have no time left.
     workers_busy_share: float = 0.90
+    # Waits are those of at most a quarter of the ranks if at most a quarter of the loss is left
+    # without them; of these the guilty ones have a quarter of the largest excess.
+    data_ranks_share: float = 0.25
+    data_rest_share: float = 0.25
+    data_guilty_share: float = 0.25
+    # Spikes are far above the median wait, hold most of all waiting, and are the fewer steps.
+    data_spike_ratio: float = 5.0
+    data_spikes_share: float = 0.7
+    data_spike_steps_share: float = 0.5
+    # Spikes are at an even distance if most gaps are the same, within a batch that came late. One
+    # gap alone must be a long one: short ones are alike by chance.
+    data_gap_share: float = 0.02
+    data_even_share: float = 0.75
+    data_far_steps: int = 20
 
     # Equal to the last bit in so many steps, on all ranks: two float32 losses of other samples are
     # equal in one of some hundred thousand steps. Norms are sampled each 16th step.
@@ -301,6 +368,7 @@ class Policy:
     # Xid are its echo.
     xid_burst_seconds: float = 600.0
     xid_echo_seconds: float = 60.0
+    xid_same_seconds: float = 5.0  # NVML and the kernel log report one event so close to each other
     # Held down for more than 5 % of 5 min, and 5 % below the peers' clock: single samples
     # of a bit are common, and clocks of healthy GPUs differ by 1 to 2 %.
     throttle_seconds: float = 300.0
@@ -330,6 +398,10 @@ class Policy:
     noise_error_factor: float = 2.0
     # A shard with more than twice its share of requests is hot.
     hot_shard_multiple: float = 2.0
+    uneven_shards_ratio: float = 1.2  # of the largest shard, over its fair share of the bytes
+    # Of w equal workers each applies w - 1 updates between reading and writing of another one.
+    stale_mean_multiple: float = 2.0
+    correlated_values: int = 30  # a correlation of none is within 0.18 (1 / sqrt(30))
 
     # --- goodput, checkpoints -------------------------------------------------------------
     # A ledger is reported of runs that lasted ten minutes, else start-up is most of it; and of
@@ -370,6 +442,8 @@ class Policy:
     slowdown_clear_sigmas: float = 6.0
     # Other work on a shared host comes and ends within a minute or two.
     slowdown_seconds: float = 120.0
+    slowdown_before_blocks: int = 2  # how the job was
+    slowdown_near_steps: int = 200  # on each side of the change, that are compared
     # A job that is so much slower for so long is not healthy, whatever the reason.
     rise_block: int = 10
     rise_block_seconds: float = 2.0
@@ -394,6 +468,11 @@ class Policy:
     link_min_groups: int = 3
     link_min_f1: float = 0.8
     link_global_share: float = 0.5
+    # Where there are too few groups: transfers that took so many times as long, far out of how they
+    # scatter, in most steps: packets that are lost delay many, not each.
+    slower_transfers_ratio: float = 2.0
+    slower_transfers_sigmas: float = 4.0
+    slower_transfers_share: float = 0.6
     # Connections between ranks only place what steps show. Two samples in different stretches of
     # four seconds, and one more for the time between: else a total says nothing of a rate.
     connection_seconds: float = 8.0
@@ -401,6 +480,13 @@ class Policy:
     # twelve, hardly more than the ten that a new connection may send at once (RFC 6928).
     connection_lost_share: float = 0.01
     connection_min_lost: int = 10  # so that half as many would be a rarer chance than 1 in 30
+    connection_lost_multiple: float = 2.0  # of what it lost before
+    connection_before_seconds: float = 32.0  # before the onset: eight stretches of four seconds
+    connection_comparable_share: float = 0.1  # of a slow flow's bytes, to be compared with it
+    # Which end of one pair it is: samples in which data waited, and the share of them, or of the
+    # lost segments, of which the kernel of one end shows that it is there.
+    connection_min_waits: int = 3
+    connection_sure_share: float = 0.75
     # What takes a share of all steps is busy for that share; half of it for errors of both.
     connection_busy_share: float = 0.5
     # Healthy connections of four ranks on two cores, while busy: 44 to 94 MB/s, uneven by ticks.
@@ -408,6 +494,17 @@ class Policy:
     connection_min_compared: int = 2  # of a median of others
     # The third sending of the same data begins 1.4 s after the first (200 ms, doubled).
     connection_stuck_seconds: float = 4.0
+
+    # --- verdict: which finding explains which, what is sure ------------------------------
+    sure_confidence: float = 0.85  # high: a second signal agrees
+    echo_confidence: float = 0.5  # a crash below it has seen echoes only
+    # Of the newest steps a rank may lack so much and still be called healthy, with a word on it: a
+    # fault that lasts shows in the others. Beyond, also its peers lose what they are compared with.
+    healthy_missing_share: float = 0.10
+    # Four samples of gradient norms: what an odd batch does shows within them.
+    odd_batch_steps: int = 64
+    order_slack_seconds: float = 1.0  # before its cause that an effect may be seen: states are late
+    explained_cost_share: float = 0.5  # of what the run lost, that one cause takes to explain it
 
     @cached_property
     def hash(self) -> str:

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from rankscope.wire.schema import Stacks
+from rankscope_server.findings.policy import POLICY, Policy
 
-LEAST = 4  # stacks of each of both ranks
-LEAST_DIFFERENCE = 0.25  # of the shares of stacks that show a function
-MOST_CHANCE = 0.05  # that as large a difference comes about by chance
 _FRAMES = (
     re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE),
     re.compile(r"^\s+(?P<name>\S+) \((?P<file>[^():]+):(?P<line>\d+)\)", re.MULTILINE),  # py-spy
@@ -87,18 +85,22 @@ class StackDifference:
 
 
 def difference(
-    samples: Mapping[int, Sequence[StackSample]], rank: int, others: Sequence[int], since_ns: float
+    samples: Mapping[int, Sequence[StackSample]],
+    rank: int,
+    others: Sequence[int],
+    since_ns: float,
+    policy: Policy = POLICY,
 ) -> tuple[int, StackDifference] | None:
     """Return the other rank that was sampled, and the innermost function in which they differ.
 
     The innermost line where no function does. None where there are too few stacks, or neither does.
     """
-    mine = _since(samples, rank, since_ns)
+    mine, least = _since(samples, rank, since_ns), policy.stacks_least
     for other in others:
         theirs = _since(samples, other, since_ns)
-        if len(mine) >= LEAST and len(theirs) >= LEAST:
-            found = _differing(mine, theirs, by_line=False)
-            found = found or _differing(mine, theirs, by_line=True)
+        if len(mine) >= least and len(theirs) >= least:
+            found = _differing(mine, theirs, policy, by_line=False)
+            found = found or _differing(mine, theirs, policy, by_line=True)
             return None if found is None else (other, found)
     return None
 
@@ -110,7 +112,7 @@ def _since(
 
 
 def _differing(
-    own: Sequence[StackSample], other: Sequence[StackSample], *, by_line: bool
+    own: Sequence[StackSample], other: Sequence[StackSample], policy: Policy, *, by_line: bool
 ) -> StackDifference | None:
     seen, elsewhere, depth = Counter[_Place](), Counter[_Place](), Counter[_Place]()
     for sample in own:
@@ -122,8 +124,8 @@ def _differing(
     apart = [
         place
         for place, count in seen.items()
-        if count / len(own) - elsewhere[place] / len(other) >= LEAST_DIFFERENCE
-        and by_chance(count, len(own), elsewhere[place], len(other)) <= MOST_CHANCE
+        if count / len(own) - elsewhere[place] / len(other) >= policy.stacks_share
+        and by_chance(count, len(own), elsewhere[place], len(other)) <= policy.stacks_chance
     ]
     if not apart:
         return None

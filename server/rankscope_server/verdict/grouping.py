@@ -15,9 +15,7 @@ from typing import TypeAlias
 from rankscope_server.findings.finding import SEVERITIES, Finding
 from rankscope_server.findings.policy import POLICY
 
-_MIN_SURE = 0.5  # a crash below it has seen echoes only
-_SOON_STEPS = 64  # four samples of gradient norms: what an odd batch does shows within them
-_SLACK_MS = 1_000.0  # a hang that began so little after the crash's end is its consequence
+_SLACK_MS = POLICY.order_slack_seconds * 1e3
 _NO_MEMORY = re.compile(
     r"SIGKILL|out of memory|OutOfMemory|MemoryError|bad_alloc|oom[-_ ]", re.IGNORECASE
 )
@@ -184,7 +182,7 @@ def _ended_it(hang: Finding, crash: Finding) -> bool:
     """Only echoes of a hang were seen, or the rank that hung was killed long after it began."""
     if hang.state != "open":
         return False
-    if crash.confidence < _MIN_SURE:
+    if crash.confidence < POLICY.echo_confidence:
         return True
     after_ms = _before_ms(hang, crash)
     return (
@@ -217,7 +215,7 @@ def _odd_batch(batch: Finding, later: Finding) -> bool:
     return (
         _is_sure(batch)
         and _not_after(batch, later)
-        and (later.onset_step or 0) <= (batch.onset_step or 0) + _SOON_STEPS
+        and (later.onset_step or 0) <= (batch.onset_step or 0) + POLICY.odd_batch_steps
     )
 
 
@@ -259,7 +257,8 @@ def _cost(cause: Finding, slower: Finding) -> bool:
     return (
         _waits_for(cause, slower)
         and (slower.kind != "slowdown" or _not_after(cause, slower, POLICY.slowdown_block))
-        and (cause.cost_throughput_ratio or 0.0) >= 0.5 * (slower.cost_throughput_ratio or 1.0)
+        and (cause.cost_throughput_ratio or 0.0)
+        >= POLICY.explained_cost_share * (slower.cost_throughput_ratio or 1.0)
     )
 
 
@@ -297,7 +296,10 @@ RULES: tuple[Rule, ...] = (
         ("replica_drift",), ("nan", *_TRAINING, "outliers"),
         "the replica differed first, of the same ranks", _other_bits,
     ),
-    Rule(("corrupt_batch",), _TRAINING, "it follows within 64 steps", _odd_batch),
+    Rule(
+        ("corrupt_batch",), _TRAINING,
+        f"it follows within {POLICY.odd_batch_steps} steps", _odd_batch,
+    ),
     Rule(("corruption",), _TRAINING, "the rank's other numbers came first", _numbers),
     Rule(
         ("desync",), ("replicas", "nan", *_TRAINING),

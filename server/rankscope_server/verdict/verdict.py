@@ -17,7 +17,7 @@ from rankscope_server.findings.finding import (
     Severity,
 )
 from rankscope_server.findings.kinds import kind_named
-from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.text import percent_text, ranks_text
 from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Verdict
 from rankscope_server.verdict.coverage import Left, left_text, thinned_share
@@ -26,10 +26,6 @@ _ITS_OUTPUT = "its last lines of output, under Logs"
 # The answer "healthy" rests on these, whose inputs every run has. What others could not look at
 # is said beside it.
 _CORE = frozenset({"straggler", "hang", "root-cause"})
-_SURE = 0.85  # high: a second signal agrees
-# Of the newest steps a rank may lack so much and still be called healthy, with a word on it: a
-# fault that lasts shows in the others. Beyond, also its peers lose what they are compared with.
-_HEALTHY_SHARE = 0.10
 
 
 def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:
@@ -76,7 +72,7 @@ def _order(finding: Finding, under: Sequence[Finding]) -> tuple[int, int, float,
 
 def _deciding_kind(finding: Finding, results: Sequence[DetectorResult]) -> tuple[str, ...]:
     """Return what would make a doubtful verdict sure: inputs of detectors that could not look."""
-    if finding.confidence >= _SURE:
+    if finding.confidence >= POLICY.sure_confidence:
         return ()
     return _lacks(results, frozenset(kind_named(finding.kind).confirmed_by))
 
@@ -130,7 +126,7 @@ def answer_of(
         return _too_few(attempt, steps, detail, policy)
     core = _CORE - {"hang"} if attempt.facts.is_recording else _CORE  # its steps have all ended
     unknown = [f"{one.name}: {one.reason}" for one in skipped if one.name in core]
-    unknown += [gap.text for gap in attempt.gaps if gap.share > _HEALTHY_SHARE]
+    unknown += [gap.text for gap in attempt.gaps if gap.share > policy.healthy_missing_share]
     unknown += [text for result in attempt.results for text in result.not_known]
     if unknown:
         remedies = dict.fromkeys(gap.remedy for gap in attempt.gaps)

@@ -125,7 +125,7 @@ def stall_of(window: Window) -> Stall | None:
     good = ~np.isnan(step) & ~np.isnan(saved)
     lost = float(np.sum(saved[good]) / max(np.sum(step[good]), 1e-9))
     each = saved[good] / np.maximum(step[good], 1e-9)
-    rows = _guilty(own, data, roles, saved) if lost >= policy.data_info_share else None
+    rows = _guilty(own, data, roles, saved, policy) if lost >= policy.data_info_share else None
     series = np.nanmax(np.nan_to_num(data if rows is None else data[rows]), axis=0)
     step_ms = float(np.median(step[good]))
     pattern = None
@@ -180,29 +180,34 @@ def saved_ms(own: Array, data: Array, roles: list[object]) -> Array:
     return best
 
 
-def _guilty(own: Array, data: Array, roles: list[object], saved: Array) -> list[int] | None:
+def _guilty(
+    own: Array, data: Array, roles: list[object], saved: Array, policy: Policy
+) -> list[int] | None:
     """Return the rows without whose waits most of the loss is gone, None if it takes many."""
     if len(own) < 2 or not saved.sum() > 0:
         return None
     order = np.argsort(np.nansum(data, axis=1))[::-1]
-    most = max(1, len(own) // 4)
+    most = max(1, int(policy.data_ranks_share * len(own)))
     healed = data.copy()
     typical = np.fmin.reduce(data, axis=0) if len(data) == 2 else median(data, 0)
     for count in (1 << power for power in range(most.bit_length())):
         rows = order[:count]
         healed[rows] = np.fmin(data[rows], typical)
         rest = saved_ms(own - data + healed, healed, roles)
-        if rest.sum() <= 0.25 * saved.sum():
+        if rest.sum() <= policy.data_rest_share * saved.sum():
             excess = np.nansum(np.fmax(data[rows] - typical, 0.0), axis=1)
-            return [int(row) for row in rows[excess >= 0.25 * excess.max()]]
+            return [int(row) for row in rows[excess >= policy.data_guilty_share * excess.max()]]
     return None
 
 
 def pattern_of(steps: Array, waits: Array, step_ms: float, policy: Policy) -> Pattern | None:
     """Return the steps that hold most of the waiting, None if it is spread over all steps."""
-    level = max(5.0 * float(np.median(waits)), policy.data_spike_share * step_ms)
+    level = max(
+        policy.data_spike_ratio * float(np.median(waits)), policy.data_spike_share * step_ms
+    )
     spikes = np.flatnonzero(waits > level)
-    if not len(spikes) or waits[spikes].sum() < 0.7 * waits.sum() or len(spikes) > len(waits) / 2:
+    is_most = waits[spikes].sum() >= policy.data_spikes_share * waits.sum()
+    if not len(spikes) or not is_most or len(spikes) > policy.data_spike_steps_share * len(waits):
         return None
     # A late batch may hold up the next ones too: what follows at once belongs to it.
     starts = spikes[np.concatenate([[True], np.diff(spikes) > 1])]
@@ -211,8 +216,8 @@ def pattern_of(steps: Array, waits: Array, step_ms: float, policy: Policy) -> Pa
     every = 0
     if len(gaps) >= 2:
         gap, count = Counter(gaps.tolist()).most_common(1)[0]
-        near = np.abs(gaps - gap) <= max(1, 0.02 * gap)
-        if near.mean() >= 0.75 and (count >= 2 or gap > 20):
+        near = np.abs(gaps - gap) <= max(1, policy.data_gap_share * gap)
+        if near.mean() >= policy.data_even_share and (count >= 2 or gap > policy.data_far_steps):
             every = int(gap)
     return Pattern(tuple(int(step) for step in at), every)
 

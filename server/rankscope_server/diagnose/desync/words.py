@@ -8,12 +8,12 @@ from rankscope.wire.formulas import item_bytes
 from rankscope_server.diagnose.shared.call_differences import CallDifference, Side
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding
+from rankscope_server.findings.policy import POLICY
 from rankscope_server.findings.text import capital, cut, ranks_text
 from rankscope_server.observe.alignment import Edit
 from rankscope_server.observe.calls import Call
 
 _SITE_LENGTH = 90
-_MANY_EDITS = 3  # more than that is another program, not a slip
 _SHOWN_CALLS = 5
 
 
@@ -112,7 +112,7 @@ def _what(window: Window, difference: CallDifference, edit: Edit) -> str:
             f"different collectives as {number} of group {difference.group}{step}"
         )
     who = window.who(culprits)
-    if len(difference.edits) > _MANY_EDITS:
+    if len(difference.edits) > POLICY.desync_most_edits:
         return f"{who} left the order of calls of group {difference.group} at {number}{step}"
     return f"{who} {verb_text(difference, edit)}{step}"
 
@@ -199,7 +199,7 @@ def _confidence(difference: CallDifference) -> tuple[float, str]:
         return 0.4, "as many ranks call the one as the other, and neither is what came before"
     if difference.is_foretold:
         return 0.7, "as many ranks call the one as the other; the others go on as in earlier steps"
-    if len(difference.edits) > _MANY_EDITS:
+    if len(difference.edits) > POLICY.desync_most_edits:
         return 0.75, "most ranks agree, but one slip does not explain the difference"
     if difference.is_site_only:
         return 0.85, "the calls come from the same lines in another order, all else is equal"

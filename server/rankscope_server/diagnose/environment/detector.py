@@ -19,6 +19,7 @@ from rankscope_server.findings.finding import (
     ran,
     skipped,
 )
+from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.text import cut, ranks_text
 from rankscope_server.observe.environment_rules import (
     Kind,
@@ -32,7 +33,6 @@ from rankscope_server.observe.environment_table import EnvironmentTable
 
 NOT_SET = "not set"
 _NOT_FOUND_OUT = "unknown"
-_POLICY_RANKS = 3  # that follow one rule before another rank can break it
 _MAX_FINDINGS = 16
 _JOB_FACTS = {"commit": "code", "config": "model configuration", "dataset": "data set"}
 _PER_NODE = "command.hash"  # what a person types on each node
@@ -83,7 +83,7 @@ class Drift:
             return skipped(
                 self, f"snapshots of {len(known)} of {world} ranks", "attach the agent to all ranks"
             )
-        found = differences(table, _places(window))
+        found = differences(table, _places(window), window.policy)
         found = [_raised(window, difference, known) for difference in found]
         by_incident: dict[tuple[tuple[int, ...], str], list[FactDifference]] = defaultdict(list)
         for difference in found:
@@ -118,7 +118,7 @@ def _places(window: Window) -> dict[int, tuple[str, int]]:
 
 
 def differences(
-    table: EnvironmentTable, places: Mapping[int, tuple[str, int]]
+    table: EnvironmentTable, places: Mapping[int, tuple[str, int]], policy: Policy = POLICY
 ) -> list[FactDifference]:
     """Return the facts on which ranks differ; `places` is (host, local rank) by rank.
 
@@ -137,7 +137,7 @@ def differences(
         hardware = kind_of(fact) == "hardware" and fact != "gpu.model" and len(models) > 1
         alike = models if hardware else scripts if fact.startswith(_OF_PROGRAM) else {"": ranks}
         for among in alike.values():
-            one = _difference(fact, values, among, places)
+            one = _difference(fact, values, among, places, policy)
             # Lightning and Ray give each of their workers words of its own
             if one is not None and (fact != _PER_NODE or _is_by_node(one, places)):
                 found.append(one)
@@ -156,6 +156,7 @@ def _difference(
     values: Mapping[str, set[int]],
     among: Sequence[int],
     places: Mapping[int, tuple[str, int]],
+    policy: Policy,
 ) -> FactDifference | None:
     """Return in what the ranks `among` differ on one fact, None where they do not."""
     classes: dict[str, set[int]] = defaultdict(set)
@@ -180,7 +181,7 @@ def _difference(
     count = sum(len(ranks) for _, ranks in ordered)
     has_majority = 2 * len(ordered[0][1]) > count
     if fact == "torch.seed" and not has_majority:
-        return _odd_seed(ordered)  # one for each stage, shard or rank: a policy
+        return _odd_seed(ordered, policy)  # one for each stage, shard or rank: a policy
     level = level_of(fact, tuple(value for value, _ in ordered))
     if level == "own" or (level != "critical" and _is_by_place(ordered, places)):
         return None
@@ -194,7 +195,7 @@ def _difference(
     )
 
 
-def _odd_seed(classes: Sequence[tuple[str, set[int]]]) -> FactDifference | None:
+def _odd_seed(classes: Sequence[tuple[str, set[int]]], policy: Policy) -> FactDifference | None:
     """Return the ranks that break a policy of a seed and the rank's number; None without one."""
     by_base: dict[int, set[int]] = defaultdict(set)
     for value, ranks in classes:
@@ -204,7 +205,8 @@ def _odd_seed(classes: Sequence[tuple[str, set[int]]]) -> FactDifference | None:
             by_base[int(value) - rank].add(rank)
     ordered = sorted(by_base.values(), key=len, reverse=True)
     count = sum(map(len, ordered))
-    if len(ordered) < 2 or len(ordered[0]) < _POLICY_RANKS or 4 * len(ordered[0]) < 3 * count:
+    least = max(policy.drift_rule_ranks, policy.drift_agreed_share * count)
+    if len(ordered) < 2 or len(ordered[0]) < least:
         return None
     odd = tuple(sorted(set().union(*ordered[1:])))
     bases = sorted(by_base.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -282,7 +284,7 @@ def finding_of(window: Window, incident: Sequence[FactDifference], num_known: in
     """Return the finding on facts that the same ranks differ on, the worst fact first."""
     facts = sorted(incident, key=lambda one: (SEVERITIES.index(one.severity), one.fact))
     worst, ranks = facts[0], facts[0].ranks
-    confidence, reason = _confidence(worst, num_known)
+    confidence, reason = _confidence(worst, num_known, window.policy)
     tag = zlib.crc32(repr(ranks or worst.fact).encode())
     return window.finding(
         "version_drift" if worst.kind in ("version", "environment") else "drift",
@@ -365,11 +367,11 @@ def _fact_text(difference: FactDifference) -> str:
     return f"{_name(difference.fact)} ({difference.severity}): {sides}"
 
 
-def _confidence(difference: FactDifference, num_known: int) -> tuple[float, str]:
+def _confidence(difference: FactDifference, num_known: int, policy: Policy) -> tuple[float, str]:
     """Return 0.6 for a tie, 0.8 for a majority, 0.95 for three quarters of at least four."""
     share = len(difference.values[0][1]) / max(num_known, 1)
     if not difference.ranks:
         return 0.6, "values are as the ranks loaded them, but no value has a majority"
-    if share >= 0.75 and num_known >= 4:
+    if share >= policy.drift_agreed_share and num_known >= policy.min_role_size:
         return 0.95, f"{100 * share:.0f} % of the ranks agree, as they themselves loaded it"
     return 0.8, "a majority agrees, as the ranks themselves loaded it"

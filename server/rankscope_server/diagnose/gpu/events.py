@@ -17,10 +17,10 @@ from rankscope_server.findings.finding import (
     ran,
     skipped,
 )
+from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.text import place_text
 
 _SECOND_NS = 10**9
-_SAME_SECONDS = 5.0  # NVML and the kernel log report one event so close to each other
 _MAX_FINDINGS = 16
 Action: TypeAlias = Literal["ignore", "restart", "reset", "drain", "vendor", "unknown"]
 _SEVERITY: dict[Action, Severity] = {
@@ -119,7 +119,7 @@ def bursts_of(window: Window, events: Iterable[Event]) -> list[Burst]:
     for (host, gpu, code, name), members in by_key.items():
         known = next((event.rank for event in members if event.rank >= 0), -1)
         rank = known if known >= 0 else window.facts.machines.rank_on(host, gpu, local)
-        for times in _bursts(members, window.policy.xid_burst_seconds):
+        for times in _bursts(members, window.policy):
             text = next((e.fields["text"] for e in members if "text" in e.fields), "")
             found.append(Burst(host, gpu, code, name, rank, times, text))
     return [burst for burst in found if not _is_echo(burst, found, window)]
@@ -130,12 +130,14 @@ def _code(event: Event) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _bursts(events: Iterable[Event], seconds: float) -> list[tuple[int, ...]]:
+def _bursts(events: Iterable[Event], policy: Policy) -> list[tuple[int, ...]]:
     """Split the times of events that are alike where ten minutes are between them."""
+    burst_ns = policy.xid_burst_seconds * _SECOND_NS
+    same_ns = policy.xid_same_seconds * _SECOND_NS
     found: list[list[int]] = []
     for event in events:
-        if found and event.time_ns - found[-1][0] <= seconds * _SECOND_NS:
-            if event.time_ns - found[-1][-1] > _SAME_SECONDS * _SECOND_NS:
+        if found and event.time_ns - found[-1][0] <= burst_ns:
+            if event.time_ns - found[-1][-1] > same_ns:
                 found[-1].append(event.time_ns)
         else:
             found.append([event.time_ns])

@@ -19,10 +19,8 @@ from rankscope_server.findings.finding import NOT_HERE, DetectorResult, Finding,
 from rankscope_server.findings.text import capital, ranks_text
 from rankscope_server.observe.failures import ENDS_TRAINING
 
-_RECENT_STEPS = 256  # whose slowest give the time that a step may take
 _FIRST_STEP = 1
 _SECOND = 1e9
-_SEEN = 3  # steps that have rows of a rank: its calls are not being lost
 
 
 class Hang:
@@ -187,8 +185,8 @@ def _follows_failure(window: Window, finding: Finding) -> bool:
 def _slow_step_seconds(window: Window) -> float:
     """Return how long a slow step of late takes."""
     table = window.steps
-    times = table.get("duration", max(0, table.num_steps - _RECENT_STEPS))
-    times = times[:, ~table.special(max(0, table.num_steps - _RECENT_STEPS))]
+    first = max(0, table.num_steps - window.policy.hang_recent_steps)
+    times = table.get("duration", first)[:, ~table.special(first)]
     known = times[~np.isnan(times)]
     return float(np.quantile(known, window.policy.slow_step_share)) / 1e3 if len(known) else 0.0
 
@@ -258,7 +256,8 @@ def _are_calls_known(window: Window, ranks: Sequence[int]) -> bool:
         return all(events.is_seen(rank, steps).all() for rank in ranks)
     # Where nothing is thinned, nor lost in the steps before, a step without rows is one in which no
     # operation has ended.
-    before = [np.maximum(steps - back, np.minimum(steps - 1, 1)) for back in range(1, _SEEN + 1)]
+    backs = range(1, window.policy.hang_seen_steps + 1)
+    before = [np.maximum(steps - back, np.minimum(steps - 1, 1)) for back in backs]
     return not is_thinned and all(events.is_seen(rank, b).all() for rank in ranks for b in before)
 
 

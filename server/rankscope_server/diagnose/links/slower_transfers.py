@@ -17,10 +17,7 @@ from rankscope_server.findings.text import ms_text, percent_text, ratio_text
 from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.episodes import turning_point
 
-_LEAST_RATIO = 2.0  # of the transfers after and before
-_SIGMAS = 4.0
 _NOT_KNOWN = "; which link is not known"
-_STEADY_SHARE = 0.6  # packets that are lost delay many steps, not each
 
 
 def placed_transfers(window: Window) -> list[Finding]:
@@ -41,7 +38,7 @@ def slower_transfers(window: Window) -> Finding | None:
     calm, now = float(median(waits[: policy.baseline_steps])), float(
         median(waits[-policy.long_window :])
     )  # fmt: skip
-    if not now >= _LEAST_RATIO * max(calm, 1e-3):
+    if not now >= policy.slower_transfers_ratio * max(calm, 1e-3):
         return None
     first = turning_point(waits, calm, now)
     before, after = waits[:first], waits[first:]
@@ -51,8 +48,12 @@ def slower_transfers(window: Window) -> Finding | None:
     gain = float(median(after)) - middle
     cost = gain / float(median(step_ms[first:]))
     lasted = float(np.nansum(step_ms[first:])) / 1e3
-    is_steady = np.mean(after > middle + gain / 2) >= _STEADY_SHARE
-    if gain <= _SIGMAS * sigma or cost < policy.cost_critical_ratio or not is_steady:
+    is_steady = np.mean(after > middle + gain / 2) >= policy.slower_transfers_share
+    if (
+        gain <= policy.slower_transfers_sigmas * sigma
+        or cost < policy.cost_critical_ratio
+        or not is_steady
+    ):
         return None
     if lasted < policy.clear_seconds:
         return None

@@ -392,7 +392,7 @@ def fragmentation_finding(
     return window.finding(
         "fragmentation",
         f"fragmentation/{'+'.join(map(str, ranks[:8]))}",
-        severity="warning" if held > 0.9 * limit else "info",
+        severity="warning" if held > window.policy.fragmentation_held_share * limit else "info",
         ranks=ranks,
         what=f"CUDA's allocator holds {bytes_text(idle)} on {ranks_text(ranks)} for no tensor",
         why=f"Rank {rank} holds {bytes_text(held)} of {bytes_text(limit)}; its tensors never took "

@@ -23,7 +23,6 @@ from rankscope_server.findings.text import ranks_text
 
 _NUMBER = "replica_checksum"
 _MAX_FINDINGS = 16
-_STEPS_BEHIND = 10  # of an unfinished step that accumulates gradients over some backward passes
 _Group: TypeAlias = tuple[str, int, str]  # role, stage, name of the group
 
 
@@ -259,8 +258,8 @@ def skipped_updates(window: Window) -> list[Finding]:
     states = window.states
     if len(states) < window.policy.min_role_size:
         return []
-    newest = max(state.step for state in states.values())
-    behind = [rank for rank, state in states.items() if newest - state.step > _STEPS_BEHIND]
+    newest, most = max(s.step for s in states.values()), window.policy.skipped_update_steps
+    behind = [rank for rank, state in states.items() if newest - state.step > most]
     if not behind or 2 * len(behind) >= len(states):
         return []
     calls = _calls_of(window, set(states) - set(behind))
@@ -283,7 +282,7 @@ def _calls_of(window: Window, ranks: Iterable[int]) -> dict[_Group, set[tuple[in
             continue
         per_step = max((group.issued for group in state.groups), default=0) / max(state.step, 1)
         for group in state.groups:
-            if group.issued > _STEPS_BEHIND * per_step:
+            if group.issued > window.policy.skipped_update_steps * per_step:
                 found[known.role, known.stage, group.group].add(
                     (group.issued, max(2.0, 2 * per_step))
                 )

@@ -16,7 +16,6 @@ from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.version_table import Shard
 
 _MANY_SERVERS = 4  # times as many as there are, of which is said what they would give
-_UNEVEN = 1.2  # times its fair share of the bytes that the largest shard may have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ def _advice(window: Window, served: Served) -> str:
     workers, servers = len(served.workers), len(served.servers)
     uneven = _largest_share(window.facts.versions.shards) * servers
     texts = []
-    if uneven > _UNEVEN:
+    if uneven > window.policy.uneven_shards_ratio:
         texts.append(f"Even shards: {_reached(served, 1 / uneven)}")
     for count in (2 * servers, _MANY_SERVERS * servers):
         if count <= workers:

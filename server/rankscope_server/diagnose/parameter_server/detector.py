@@ -23,8 +23,6 @@ from rankscope_server.findings.statistics import Array, median
 from rankscope_server.findings.text import capital, percent_text, ranks_text
 from rankscope_server.observe.version_table import Shard
 
-_MIN_CORRELATED = 30
-
 
 @dataclass(frozen=True, slots=True)
 class Stale:
@@ -110,7 +108,8 @@ def _correlation(window: Window, rank: int, steps: Array, age: Array) -> float |
         if step in kept
     ]
     known = np.array([pair for pair in pairs if not np.isnan(pair[1])])
-    if len(known) < _MIN_CORRELATED or np.ptp(known[:, 0]) == 0 or np.ptp(known[:, 1]) == 0:
+    least = window.policy.correlated_values
+    if len(known) < least or np.ptp(known[:, 0]) == 0 or np.ptp(known[:, 1]) == 0:
         return None
     return float(np.corrcoef(known.T)[0, 1])
 
@@ -121,7 +120,7 @@ def _severity(window: Window, stale: Stale) -> Severity | None:
     if bound is not None and bound >= 0:
         return "critical" if stale.most > bound else None
     workers = len(window.facts.versions.rows)
-    if stale.p95 > workers or stale.mean > 2 * (workers - 1):
+    if stale.p95 > workers or stale.mean > window.policy.stale_mean_multiple * (workers - 1):
         return "warning"
     return None
 

@@ -30,7 +30,6 @@ from rankscope_server.replay.recorded_program import NoReplay, Program
 from rankscope_server.replay.replay import Replay
 
 _PHASES = ("data", "forward", "backward", "optimizer", "other")
-_STEADY_SHARE = 0.8  # of the steps in which the same stage is the slowest
 
 
 class Pipeline:
@@ -140,7 +139,8 @@ def _finding(window: Window, replay: Replay, split: Split, steady: float) -> Fin
     stage = split.slowest_stage
     ranks = tuple(replay.ranks[row] for row in np.flatnonzero(replay.stage == stage).tolist())
     cost = throughput_loss(split.step_ms, split.balanced_step_ms)
-    confidence = 0.6 + 0.2 * (steady >= _STEADY_SHARE) + 0.1 * (abs(replay.error_ratio()) < 0.005)
+    is_steady = steady >= window.policy.steady_stage_share
+    confidence = 0.6 + 0.2 * is_steady + 0.1 * (abs(replay.error_ratio()) < 0.005)
     enough = split.enough_microbatches()
     return window.finding(
         "stage_imbalance",

@@ -14,7 +14,7 @@ import numpy as np
 from rankscope.wire.formulas import bubble_fraction
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Finding
-from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.statistics import Array, median
 from rankscope_server.findings.text import (
     ms_text,
@@ -24,8 +24,6 @@ from rankscope_server.findings.text import (
 )
 from rankscope_server.observe.deviation import usual_steps
 
-_STEADY_SHARE = 0.8  # of the steps in which the same stage is the slowest
-_OF_SCHEDULE = 0.9  # of its idle share; ranks that share processors work a little longer at once
 _MORE = (4, 8)  # microbatches of which is said what they would give
 
 
@@ -65,7 +63,7 @@ class Stages:
         work_ms = median(self.work_ms)
         known = self.usual_ms if np.isnan(work_ms).any() else work_ms
         idle = 1.0 - float(np.mean(known)) / self.step_ms
-        return idle >= _OF_SCHEDULE * self.schedule
+        return idle >= POLICY.schedule_share * self.schedule
 
     @property
     def is_one_by_one(self) -> bool:
@@ -147,7 +145,8 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
     usual, policy, stage = stages.usual_ms, window.policy, stages.slowest
     others, ratio = np.delete(usual, stage), stages.slowest_ratio
     steady = float(np.mean(np.nanargmax(np.nan_to_num(stages.own_ms), axis=0) == stage))
-    if ratio < policy.uneven_stage_ratio or steady < _STEADY_SHARE or stages.is_one_by_one:
+    is_clear = ratio >= policy.uneven_stage_ratio and steady >= policy.steady_stage_share
+    if not is_clear or stages.is_one_by_one:
         return None  # one by one they take as long however the layers are split
     cost, ranks = stages.even_gain, stages.ranks[stage]
     confidence = 0.6
@@ -243,7 +242,7 @@ def _one_by_one_finding(window: Window, stages: Stages) -> Finding:
 def _network_text(stages: Stages) -> tuple[str, ...]:
     """Return that transfers are not what is waited for, where the work of all fills the step."""
     share = float(np.sum(stages.usual_ms)) / stages.step_ms
-    if share < _OF_SCHEDULE:
+    if share < POLICY.schedule_share:
         return ()
     return (f"The network: the work of all stages together fills {percent_text(min(share, 1.0))} "
             "of the step",)  # fmt: skip

@@ -27,8 +27,6 @@ from rankscope_server.observe.baseline import MAX_TIMES, PHASES, RunSummary, man
 from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.environment_rules import kind_of, level_of
 
-_LEAST_BLOCKS_BEFORE = 2  # of 40 steps: how the job was
-_STEPS = 200  # on each side of the change that are compared
 _SHOWN = 4  # ranks in the evidence
 _WORDS = {"blocked": "waiting for other ranks and communication", "other": "time outside phases"}
 
@@ -211,7 +209,7 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> StepSlowdown | No
     first_steps = steps[skipped_steps::size]
     blocks = np.log(np.median(kept, axis=1))
     side = policy.slowdown_side_blocks
-    at, step_error = _best_split(blocks, _LEAST_BLOCKS_BEFORE, side)
+    at, step_error = _best_split(blocks, policy.slowdown_before_blocks, side)
     at_any, any_error = _best_split(blocks, 1, 1)
     places = np.arange(count)
     slope, start = np.polyfit(places, blocks, 1)
@@ -383,7 +381,8 @@ def _busier(window: Window, step: int, more_ms: float) -> dict[int, tuple[float,
     table = window.steps
     usual = np.flatnonzero(~table.special() & table.seen())
     turn = int(np.searchsorted(table.steps[usual], step))
-    sides = usual[max(0, turn - _STEPS) : turn], usual[turn:][-_STEPS:]
+    most = window.policy.slowdown_near_steps
+    sides = usual[max(0, turn - most) : turn], usual[turn:][-most:]
     if not all(map(len, sides)):
         return {}
     before, after = (

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rankscope_server.diagnose.window import Window
+from rankscope_server.findings.policy import POLICY
 from rankscope_server.observe.alignment import DEPTH, Edit, align, foretell
 from rankscope_server.observe.calls import KEPT, Call, CallTable, Track, mask_of
 
 _SECOND = 1e9
-_SURE = 4  # calls that must be equal again after a skipped or inserted one
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,12 @@ def _is_harmless(
 
 def _has_moved(track: Track, number: int, rank: int, row: Mapping[int, int]) -> bool:
     others = [peer for peer, code in row.items() if code != row[rank]]
-    theirs = _reference(track, number, others, _SURE + 2)
-    mine = _actual(track, number, rank, _SURE + 2)
+    sure = POLICY.desync_equal_calls
+    theirs = _reference(track, number, others, sure + 2)
+    mine = _actual(track, number, rank, sure + 2)
     is_swap = len(mine) > 1 and len(theirs) > 1 and mine[:2] == theirs[1::-1]
-    is_skip = mine[:_SURE] == theirs[1 : _SURE + 1] and len(mine) >= _SURE
-    is_insert = theirs[:_SURE] == mine[1 : _SURE + 1] and len(theirs) >= _SURE
+    is_skip = mine[:sure] == theirs[1 : sure + 1] and len(mine) >= sure
+    is_insert = theirs[:sure] == mine[1 : sure + 1] and len(theirs) >= sure
     return is_swap or is_skip or is_insert
 
 

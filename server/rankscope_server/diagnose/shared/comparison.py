@@ -13,7 +13,6 @@ from rankscope_server.findings.finding import NOT_HERE
 from rankscope_server.findings.statistics import median
 from rankscope_server.findings.text import capital, percent_text, ranks_text
 
-_UNLIKE = 1.1  # sampled steps that take so much longer, or shorter, than the others are unlike them
 _NEAR = 4  # steps around a sampled one
 
 
@@ -83,7 +82,7 @@ def are_typical(window: Window) -> bool:
     begin = np.searchsorted(between, measured) - _NEAR // 2
     near = np.clip(begin, 0, len(between) - _NEAR)[:, None] + np.arange(_NEAR)
     ratios = np.log(times_ms[measured] / np.median(times_ms[between[near]], axis=1))
-    return bool(abs(float(ratios.mean())) < math.log(_UNLIKE))
+    return bool(abs(float(ratios.mean())) < math.log(window.policy.sampled_unlike_ratio))
 
 
 def roles_of(window: Window) -> dict[int, Hashable]:

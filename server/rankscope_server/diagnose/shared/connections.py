@@ -32,10 +32,6 @@ Way: TypeAlias = Literal["sends", "receives", "both"]
 Same: TypeAlias = Callable[[int], object]  # what two ranks share that have one link
 _KEPT_NS = NUM_STRETCHES * STRETCH_SECONDS * 10**9
 _STRETCH_NS = STRETCH_SECONDS * 10**9
-_BEFORE_NS = 32 * 10**9
-_COMPARABLE_SHARE = 0.1  # of the bytes of a slow flow that another carries, to be compared
-_MIN_WAITS = 3  # samples
-_SURE_SHARE = 0.75  # of them, or of the lost segments
 _MAX_SHOWN = 6
 _OF_RANKS: dict[Symptom, dict[Way, str]] = {
     "loses": {
@@ -90,7 +86,8 @@ def slower_link(window: Window, onset_ms: float | None, cost: float) -> LinkLoca
 def reaches_back(window: Window, onset_ms: float | None) -> bool:
     """Return whether it is still known how the connections were at a time."""
     newest = window.samples.connections.newest_ns
-    return onset_ms is not None and onset_ms * 1e6 >= newest - _KEPT_NS + _BEFORE_NS
+    before_ns = window.policy.connection_before_seconds * 1e9
+    return onset_ms is not None and onset_ms * 1e6 >= newest - _KEPT_NS + before_ns
 
 
 def stuck_link(window: Window, since_ms: float | None) -> LinkLocation | None:
@@ -118,8 +115,8 @@ def _before(window: Window, onset_ms: float | None) -> list[Flow]:
     """Return the flows of the time just before an onset, nothing where there is none."""
     if onset_ms is None:
         return []
-    onset_ns = onset_ms * 1e6
-    return window.samples.connections.flows(onset_ns - _BEFORE_NS, onset_ns)
+    onset_ns, before_ns = onset_ms * 1e6, window.policy.connection_before_seconds * 1e9
+    return window.samples.connections.flows(onset_ns - before_ns, onset_ns)
 
 
 def lossy_flows(
@@ -132,7 +129,10 @@ def lossy_flows(
         flow
         for flow in flows
         if flow.lost >= max(least, share * flow.sent)
-        and flow.lost >= 2 * before.get((flow.sender, flow.receiver), 0.0) * flow.sent
+        and flow.lost
+        >= policy.connection_lost_multiple
+        * before.get((flow.sender, flow.receiver), 0.0)
+        * flow.sent
     ]
     if not any(flow.busy_seconds >= policy.connection_busy_share * cost * flow.seconds
                for flow in bad):  # fmt: skip
@@ -154,7 +154,7 @@ def slow_flows(
     for flow in flows:
         if flow.busy_seconds < policy.connection_busy_share * cost * flow.seconds:
             continue
-        least = _COMPARABLE_SHARE * flow.num_bytes
+        least = policy.connection_comparable_share * flow.num_bytes
         usual = [other.rate for other in flows if other is not flow and other.num_bytes >= least]
         own = before.get((flow.sender, flow.receiver))
         if own is None or own.rate < policy.connection_slow_ratio * flow.rate:
@@ -166,7 +166,9 @@ def slow_flows(
             bad.append(flow)
     if not bad:
         return [], []
-    carried = _COMPARABLE_SHARE * float(np.median([flow.num_bytes for flow in bad]))
+    carried = policy.connection_comparable_share * float(
+        np.median([flow.num_bytes for flow in bad])
+    )
     return bad, [flow for flow in flows if flow.num_bytes >= carried or flow in bad]
 
 
@@ -181,7 +183,7 @@ def culprit(
     if len({frozenset((flow.sender, flow.receiver)) for flow in bad}) > 1:
         return None
     good = tuple(flow for flow in could if flow not in bad)
-    ranks, by = _which_end(bad, good)
+    ranks, by = _which_end(bad, good, window.policy)
     way: Way = "sends" if by == "sender" else "receives" if by == "receiver" else "both"
     return LinkLocation(symptom, way, ranks, tuple(bad), good, by)
 
@@ -216,7 +218,7 @@ def _end_of_all(
 
 
 def _which_end(
-    bad: Sequence[Flow], good: Sequence[Flow]
+    bad: Sequence[Flow], good: Sequence[Flow], policy: Policy
 ) -> tuple[tuple[int, ...], Literal["sender", "receiver", ""]]:
     """Return which end of one pair it is, where the kernel of one end shows so itself.
 
@@ -226,12 +228,12 @@ def _which_end(
     """
     if len(bad) != 1:
         return (), ""
-    (flow,) = bad
-    if flow.waiting >= _MIN_WAITS and flow.held >= _SURE_SHARE * flow.waiting:
+    (flow,), sure = bad, policy.connection_sure_share
+    if flow.waiting >= policy.connection_min_waits and flow.held >= sure * flow.waiting:
         return (flow.sender,), "sender"
     usual = [other.dropped / max(other.sent, 1) for other in good]
     dropped = flow.dropped - flow.sent * (float(np.median(usual)) if usual else 0.0)
-    if flow.lost and dropped >= _SURE_SHARE * flow.lost:
+    if flow.lost and dropped >= sure * flow.lost:
         return (flow.receiver,), "receiver"
     return (), ""
 

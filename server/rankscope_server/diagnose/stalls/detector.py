@@ -26,7 +26,6 @@ from rankscope_server.findings.statistics import Array, median, scatter
 from rankscope_server.observe.deviation import Deviation, deviation_of
 from rankscope_server.observe.step_table import OWN_PHASES
 
-_LONG = 2.0  # times its median: a step that a limit held up
 _PHASES = tuple(phase for phase in OWN_PHASES if phase != "data")  # waiting for data: data-loading
 
 
@@ -160,7 +159,11 @@ def _cases(work: Work, policy: Policy) -> Iterator[Stalling]:
         without = _without(work, found)
         case = _case(work, found, without, policy)
         is_episode = _is_one_episode(work.own_ms[row] - without, policy)
-        if case is not None and not is_episode and _is_calm_between(work.far[row], hits, case):
+        if (
+            case is not None
+            and not is_episode
+            and _is_calm_between(work.far[row], hits, case, policy)
+        ):
             yield case
 
 
@@ -186,7 +189,7 @@ def _held_up(work: Work, policy: Policy) -> Iterator[_Row]:
             continue
         own = work.own_ms[row]
         with np.errstate(invalid="ignore"):
-            hits = own > _LONG * median(own)
+            hits = own > policy.limit_step_ratio * median(own)
         if int(hits.sum()) >= policy.stall_least:
             all_hits = np.zeros(work.own_ms.shape, bool)
             all_hits[row] = hits
@@ -291,7 +294,7 @@ def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling |
     extra = float(np.nanmean(work.own_ms[row][hits])) - usual
     seconds = float(np.nansum(_slowest(work.own_ms[:, span]))) / 1e3
     steps = work.steps
-    is_pause = pause > 0.5 * extra
+    is_pause = pause > policy.stall_pause_share * extra
     limit = limit_of(work.window, row, work.columns[span], num * extra)
     is_sure = is_pause or bool(limit) or is_clear or _is_steady(hits[span], num, worst, policy)
     return Stalling(
@@ -366,12 +369,12 @@ def _onset(hits: NDArray[np.bool_]) -> int:
     return begin
 
 
-def _is_calm_between(far: Array, hits: NDArray[np.bool_], case: Stalling) -> bool:
+def _is_calm_between(far: Array, hits: NDArray[np.bool_], case: Stalling, policy: Policy) -> bool:
     """Return whether the other steps are usual ones: else the rank is slow, not stalling."""
-    if case.num_stalls * 2 > case.num_steps:
+    if case.num_stalls > policy.stall_most_share * case.num_steps:
         return False
     between = far[-case.num_steps :][~hits[-case.num_steps :]]
-    return bool(np.nanmedian(between) < 0.5 * np.nanmedian(far[hits]))
+    return bool(np.nanmedian(between) < policy.stall_between_share * np.nanmedian(far[hits]))
 
 
 def _is_one_episode(excess_ms: Array, policy: Policy) -> bool:
@@ -380,7 +383,7 @@ def _is_one_episode(excess_ms: Array, policy: Policy) -> bool:
     edges = np.flatnonzero(np.diff(np.r_[False, excess > 0, False]))
     sums = np.r_[0.0, np.cumsum(excess)]
     return any(
-        sums[end] - sums[begin] > 0.5 * sums[-1]
+        sums[end] - sums[begin] > policy.stall_episode_share * sums[-1]
         for begin, end in zip(edges[::2], edges[1::2], strict=True)
         if end - begin >= policy.short_window
     )

@@ -13,6 +13,7 @@ from rankscope_server.diagnose.shared.traits import shared_by
 from rankscope_server.diagnose.straggler.cause import SlowCause
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding, Severity
+from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.text import (
     capital,
     hours_text,
@@ -28,8 +29,6 @@ from rankscope_server.observe.rank_cost import Cost, Excess
 from rankscope_server.observe.stack_samples import StackDifference
 
 _MAX_RATIOS = 4  # in one sentence
-_ALIKE = 1.2
-_BETWEEN = 0.5  # of the excess is in none of the phases that compute: the script's own doing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +95,10 @@ def _reference_text(case: Case) -> str:
     return f"{num_others} peers" if num_others > 1 else "peer"
 
 
-def _ratios_text(case: Case) -> str:
+def _ratios_text(case: Case, policy: Policy = POLICY) -> str:
     """Return by how much they are slower: of each, where that is not about the same."""
     ratios = [case.ratios.get(rank, case.ratio) for rank in case.ranks]
-    if len(ratios) > _MAX_RATIOS or max(ratios) <= _ALIKE * min(ratios):
+    if len(ratios) > _MAX_RATIOS or max(ratios) <= policy.alike_ratio * min(ratios):
         return ratio_text(case.ratio)
     words = [ratio_text(ratio) for ratio in ratios]
     return f"{', '.join(words[:-1])} and {words[-1]}"
@@ -123,7 +122,7 @@ def _what(window: Window, case: Case) -> str:
         verb = "are" if many else "is"
         if case.ended_step is not None:
             verb = "were" if many else "was"
-        return f"{who} {verb} {_ratios_text(case)} slower than {than} {_since(case)}"
+        return f"{who} {verb} {_ratios_text(case, window.policy)} slower than {than} {_since(case)}"
     verb = ("wait" if many else "waits") if case.ended_step is None else "waited"
     now = ms_text(case.excess.phase_ms["data"])
     then = ms_text(case.excess.phase_reference_ms["data"])
@@ -217,8 +216,8 @@ def _next(window: Window, case: Case) -> str:
             "of loader workers, one slow file or shard"
         )
     code = f"{case.apart[1].where}, where it spends its time, and at " if case.apart else ""
-    excess = case.excess
-    if excess.by_phase["other"] > _BETWEEN * sum(max(v, 0.0) for v in excess.by_phase.values()):
+    excess, share = case.excess, window.policy.script_share
+    if excess.by_phase["other"] > share * sum(max(v, 0.0) for v in excess.by_phase.values()):
         at = f" ({case.apart[1].where})" if case.apart else ""
         return (
             f"Look at what the script does on rank {case.worst_rank} outside forward, backward and "
@@ -273,7 +272,7 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
             f"reference {ms_text(excess.phase_reference_ms[name])}"
         )
         for name, value in sorted(excess.by_phase.items(), key=lambda item: -item[1])
-        if abs(value) > 0.02 * excess.own_ms
+        if abs(value) > window.policy.evidence_share * excess.own_ms
     ]
     facts.append(
         Evidence(
@@ -288,7 +287,7 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
 
 def _ruled_out(window: Window, case: Case) -> tuple[str, ...]:
     excess, out = case.excess, []
-    small = 0.1 * max(excess.total_ms, 0.0)
+    small = window.policy.ruled_out_share * max(excess.total_ms, 0.0)
     waits_for_data = max(excess.phase_ms["data"], excess.phase_reference_ms["data"])
     is_known = waits_for_data > 0  # a loader that is not watched takes no time at all
     if case.kind == "slow_compute" and is_known and excess.by_phase["data"] <= small:

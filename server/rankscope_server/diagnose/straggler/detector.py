@@ -50,8 +50,6 @@ from rankscope_server.replay.replay_table import begin_of, usable_columns
 
 Kind: TypeAlias = Literal["slow_compute", "slow_data"]
 _MAX_FINDINGS = 32
-# Of what a phase is longer so much is left in the whole step; other slow ranks may hide the rest.
-_LEAST_WHOLE = 0.25
 
 
 class Straggler:
@@ -180,7 +178,7 @@ def _case_of_split(
     calm = calm_columns(table, episodes)
     excess = excess_of(table, deviation, max(event, key=lambda episode: episode.size), calm, policy)
     kind = _kind(excess, policy)
-    slow = {episode.row for episode in (*event, *_company(event, episodes))}
+    slow = {episode.row for episode in (*event, *_company(event, episodes, policy))}
     if kind is None or is_outdone(table, deviation, max(event, key=lambda one: one.size), slow):
         return None
     event = [_sharpen(table, deviation, episode, excess, policy) for episode in event]
@@ -189,11 +187,11 @@ def _case_of_split(
     cost = cost_of(table, deviation, event, columns, calm, near, policy)
     worst, is_shared = max(event, key=lambda episode: episode.size), False
     whole = middle(deviation.own.raw[worst.row, worst.columns])
-    if not whole >= _LEAST_WHOLE * worst.size:
+    if not whole >= policy.whole_share * worst.size:
         return None  # longer in one phase and shorter in another: the rank is no slower
     company = [
         episode
-        for episode in _company(event, episodes)
+        for episode in _company(event, episodes, policy)
         if _lately(deviation, episode.row, columns) >= np.log(policy.company_ratio)
     ]
     share = _share(deviation, event, company, columns)
@@ -276,7 +274,7 @@ def _sharpen(
     return replace(episode, first=begin + turning_point(raw, calm, size))
 
 
-def _company(event: list[Episode], episodes: Sequence[Episode]) -> list[Episode]:
+def _company(event: list[Episode], episodes: Sequence[Episode], policy: Policy) -> list[Episode]:
     """Return the episodes of other ranks that cover most of this one."""
     rows = {episode.row for episode in event}
     first, last = event[0].first, event[0].last
@@ -284,7 +282,7 @@ def _company(event: list[Episode], episodes: Sequence[Episode]) -> list[Episode]
         other
         for other in episodes
         if other.row not in rows
-        and min(last, other.last) - max(first, other.first) >= 0.5 * (last - first)
+        and min(last, other.last) - max(first, other.first) >= policy.company_share * (last - first)
     ]
 
 
@@ -296,7 +294,7 @@ def _kind(excess: Excess, policy: Policy) -> Kind | None:
     if not explained >= policy.min_explained_share * excess.total_ms:
         return None
     data = max(excess.by_phase["data"], 0.0)
-    return "slow_data" if data > 0.5 * explained else "slow_compute"
+    return "slow_data" if data > policy.kind_share * explained else "slow_compute"
 
 
 def _replayed(window: Window, case: Case) -> Case | None:
@@ -352,7 +350,7 @@ def _apart(window: Window, case: Case) -> tuple[int, StackDifference] | None:
     slow = {*case.ranks, *case.company}
     onset_ns = (window.time_ms(case.onset_step) or 0.0) * 1e6
     others = [rank for rank in window.steps.ranks if rank not in slow]
-    return difference(window.stack_samples, case.worst_rank, others, onset_ns)
+    return difference(window.stack_samples, case.worst_rank, others, onset_ns, window.policy)
 
 
 def _severity(cost: Cost, is_lasting: bool, policy: Policy) -> Severity:

@@ -27,9 +27,6 @@ from rankscope_server.observe.episodes import Episode, turning_point
 from rankscope_server.observe.rank_cost import Cost, Excess, excess_between, step_times
 from rankscope_server.observe.step_table import StepTable
 
-_WAITED_SHARE = 0.5  # of a rank's excess, or rise, that each of the others waits
-_AS_BEFORE = 0.25  # of the rise of the slow ones, that the others have at most
-
 
 @dataclass(frozen=True, slots=True)
 class _Group:
@@ -105,7 +102,7 @@ def _case(window: Window, group: _Group) -> Case | None:
     if episode is None:
         return None
     inside = group.columns[group.columns >= episode.first][-policy.cost_steps :]
-    cost = _cost_of(table, group, inside)
+    cost = _cost_of(table, group, inside, policy)
     if not cost.ratio >= policy.cost_silent_ratio:
         return None
     excess = excess_between(
@@ -193,7 +190,7 @@ def _episode_of(table: StepTable, group: _Group, policy: Policy) -> Episode | No
     return open_episode(group.row, group.columns[first:], raw[first:], size, policy)
 
 
-def _cost_of(table: StepTable, group: _Group, columns: Array) -> Cost:
+def _cost_of(table: StepTable, group: _Group, columns: Array, policy: Policy) -> Cost:
     """Return what the others really waited, of what it is later than the slowest of them."""
     own = table.get("own")
     late = own[group.row, columns] - own[group.others][:, columns].max(axis=0)
@@ -201,7 +198,7 @@ def _cost_of(table: StepTable, group: _Group, columns: Array) -> Cost:
     waited = table.get("blocked")[group.others][:, columns].min(axis=0).astype(float)
     step = step_times(table, columns)
     known = ~np.isnan(step) & ~np.isnan(waited)
-    if not known.any() or middle(waited) < _WAITED_SHARE * middle(late):
+    if not known.any() or middle(waited) < policy.waited_share * middle(late):
         return Cost(0.0, 0.0, float("nan"), None)
     ratio = float(np.fmin(late, waited)[known].sum() / step[known].sum())
     return Cost(ratio, ratio, middle(step), None)
@@ -263,7 +260,7 @@ def _split(
     least = float(rises[slow[0]])
     if 2 * len(slow) <= len(rows) or least < np.log(policy.company_ratio):
         return None  # fewer than that are compared with their peers
-    if float(rises[quiet[-1]]) > _AS_BEFORE * least:
+    if float(rises[quiet[-1]]) > policy.as_before_share * least:
         return None
     at = np.array(rows)
     return _Split(
@@ -276,7 +273,7 @@ def _case_of_split(window: Window, split: _Split) -> Case | None:
     """Return what they cost; None where it is little, or the others do not wait for them."""
     table, policy = window.steps, window.policy
     lately = split.since[-policy.cost_steps :]
-    cost = _cost_of_split(table, split, lately)
+    cost = _cost_of_split(table, split, lately, policy)
     if cost is None or not cost.sure >= policy.cost_silent_ratio:
         return None
     excess = excess_between(
@@ -290,7 +287,7 @@ def _case_of_split(window: Window, split: _Split) -> Case | None:
     return open_case(window, ranks, episode, excess, cost, len(split.calm), has_peers=False)
 
 
-def _cost_of_split(table: StepTable, split: _Split, lately: Array) -> Cost | None:
+def _cost_of_split(table: StepTable, split: _Split, lately: Array, policy: Policy) -> Cost | None:
     """Return what the job's steps lost, None where the calm ranks do not wait for the others."""
 
     def rise_ms(metric: str, rows: list[int]) -> Array:
@@ -298,7 +295,7 @@ def _cost_of_split(table: StepTable, split: _Split, lately: Array) -> Cost | Non
         return since - before
 
     later_ms = float(np.median(rise_ms("own", split.slow)))
-    if float(rise_ms("blocked", split.calm).min()) < _WAITED_SHARE * later_ms:
+    if float(rise_ms("blocked", split.calm).min()) < policy.waited_share * later_ms:
         return None
     now, then = (middle(step_times(table, columns)) for columns in (lately, split.before))
     ratio = throughput_loss(now, then)
