@@ -7,29 +7,24 @@ import contextlib
 import importlib
 import json
 import os
-import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
-import msgspec
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from rankscope.cli import EXIT_USAGE
 from rankscope.cli.ask import DEFAULT_SERVER, EXIT_REFUSED, EXIT_UNREACHABLE
 from rankscope.files.run_directory import clean_run_id
+from rankscope.importers.batches import batches
 from rankscope.importers.flight_records import Imported
 from rankscope.node.upload.server import Server
 from rankscope.settings import SettingError, from_environment
 from rankscope.terminal import SafeConsole, shown
 from rankscope.wire import schema, zstd
 
-_RECORDS_PER_BATCH = 5_000
-_BATCH_BYTES = 4 << 20  # far below what a server takes
-_CHUNK_BYTES = 16 << 10  # an empty one counts as so much: no batch has more than 256
 _MAX_NAMED = 10
 _SHOW_PROGRESS_BYTES = 16 << 20
 
@@ -150,29 +145,3 @@ def _send(server: Server, run_id: str, imported: Imported) -> tuple[int, str]:
         if refused:
             return EXIT_REFUSED, f"the server refused {len(refused)} parts, first: {refused[0]}"
     return 0, ""
-
-
-def batches(run_id: str, imported: Imported) -> Iterator[schema.Batch]:
-    """Yield what is sent: first who the ranks are, so that the rest has an owner."""
-    producer = f"import-{secrets.token_hex(8)}"
-    started = schema.RunStarted(
-        attempt=0, rank=schema.NODE_RANK, time_ns=min(r.time_ns for r in imported.records),
-        name=run_id, command=[], launcher=schema.IMPORTED, world_size=imported.world_size,
-    )  # fmt: skip
-    records = [started, *imported.records]
-    parts: list[tuple[list[schema.Record], list[schema.Chunk]]] = []
-    for begin in range(0, len(records), _RECORDS_PER_BATCH):
-        parts.append((records[begin : begin + _RECORDS_PER_BATCH], []))
-    held = _BATCH_BYTES
-    for chunk in imported.chunks:
-        if held + len(chunk.data) > _BATCH_BYTES:
-            parts.append(([], []))
-            held = 0
-        parts[-1][1].append(chunk)
-        held += len(chunk.data) + _CHUNK_BYTES
-    for number, (some, chunks) in enumerate(parts, 1):
-        yield schema.Batch(
-            schema_version=schema.SCHEMA_VERSION, run_id=run_id, producer=producer,
-            sequence=number, host="imported", sent_ns=time.time_ns(),
-            records=[msgspec.Raw(schema.encode(record)) for record in some], chunks=chunks,
-        )  # fmt: skip

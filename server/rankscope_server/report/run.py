@@ -147,7 +147,7 @@ def from_folders(folders: Sequence[Path], run_id: str, view: Callable[..., _Answ
 
 def _from_recordings(paths: Sequence[Path], view: Callable[..., _Answer]) -> _Answer:
     """Return what is seen of what other tools recorded: dumps, traces."""
-    from rankscope.cli.import_ import batches
+    from rankscope.importers.batches import batches
     from rankscope_server.importers.recordings import (
         LOOK_AFTER_NS,
         RecordingError,
