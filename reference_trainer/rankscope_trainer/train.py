@@ -224,7 +224,7 @@ class Trainer:
                 has_data = self.strategy.needs_data
                 bytes_BT, next_BT = next(batches) if has_data else self.validation_batches.skip()
                 device = self.world.device
-                loss = self.strategy.validate_batch((bytes_BT.to(device), next_BT.to(device)))
+                loss = self.strategy.validation_loss((bytes_BT.to(device), next_BT.to(device)))
                 losses += [] if loss is None else [loss]
         self.strategy.model.train()
         return float(torch.stack(losses).mean()) if losses else None

@@ -33,7 +33,7 @@ class Net(Strategy):
         loss.backward()
         return loss
 
-    validate_batch = train_batch
+    validation_loss = train_batch
 
     def state(self) -> dict[str, Any]:
         return {"residual": self.residual}

@@ -81,7 +81,7 @@ class FullySharded(ShardedStrategy):
                 parameter.grad.div_(self._loss_scale)
         return total
 
-    def validate_batch(self, batch: Sample) -> Tensor:
+    def validation_loss(self, batch: Sample) -> Tensor:
         """Return the loss of this rank's own part of the validation data."""
         bytes_BT, next_BT = batch
         loss = next_byte_loss(self.model(bytes_BT), next_BT)

@@ -88,7 +88,7 @@ class Hybrid(ShardedStrategy):
         add_up_partial_gradients(self.model)  # `fully_shard` has done so, if it was there
         return loss
 
-    def validate_batch(self, batch: Sample) -> Tensor | None:
+    def validation_loss(self, batch: Sample) -> Tensor | None:
         """Run the schedule without backwards."""
         loss = self._run(self._schedule.eval, batch)
         for module in self.model.modules():

@@ -66,7 +66,7 @@ class ModelParallel(Strategy):
             self._send(x.grad, self._rank - 1)
         return loss.detach() if self.reports_loss else None
 
-    def validate_batch(self, batch: Sample) -> Tensor | None:
+    def validation_loss(self, batch: Sample) -> Tensor | None:
         """Go forward only."""
         _, y = self._forward(batch)
         if self.reports_loss:

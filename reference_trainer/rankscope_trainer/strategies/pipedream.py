@@ -158,7 +158,7 @@ class PipeDream(Strategy):
                 self._backward()
         return torch.stack(losses).mean() if self.reports_loss else None
 
-    def validate_batch(self, batch: Sample) -> Tensor | None:
+    def validation_loss(self, batch: Sample) -> Tensor | None:
         """Run forwards only, with the newest weights; what is in flight stays there."""
         losses = [self._pass_on(microbatch, self._newest)[1] for microbatch in self._split(batch)]
         return torch.stack(losses).mean() if self.reports_loss else None

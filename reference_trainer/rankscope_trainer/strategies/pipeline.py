@@ -92,7 +92,7 @@ class Pipeline(Strategy):
         """Run the schedule once: all forwards and backwards of this rank."""
         return self._run(self._schedule.step, batch)
 
-    def validate_batch(self, batch: Sample) -> Tensor | None:
+    def validation_loss(self, batch: Sample) -> Tensor | None:
         """Run the schedule without backwards."""
         return self._run(self._schedule.eval, batch)
 

@@ -39,7 +39,7 @@ class Strategy(ABC):
     def train_batch(self, batch: Sample) -> Tensor | None:
         """Run forward and backward over all microbatches; return the mean loss where known."""
 
-    def validate_batch(self, batch: Sample) -> Tensor | None:
+    def validation_loss(self, batch: Sample) -> Tensor | None:
         """Run forward only; return the mean loss of this rank's part of the data, where known."""
         bytes_BT, next_BT = batch
         return next_byte_loss(self.model(bytes_BT), next_BT)

@@ -96,7 +96,7 @@ class Server(Strategy):
         total = torch.stack([self._fresh[rank] for rank in sorted(self._fresh)]).sum(0)
         self._weights.grad = total / self._needed
 
-    def validate_batch(self, batch: Sample) -> None:
+    def validation_loss(self, batch: Sample) -> None:
         """Leave it to the workers."""
 
     def clip(self, max_norm: float) -> float | None:
