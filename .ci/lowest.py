@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("server", "postgres", "traces", "completion")
+EXTRAS = ("server", "postgres", "oidc", "traces", "completion")
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 
 
