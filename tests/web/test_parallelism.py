@@ -189,3 +189,18 @@ def test_all_ranks_of_a_seeded_run_are_one_group(
     table = watched.page.get_by_role("region", name="The mesh as a table")
     assert table.locator("tbody tr").first.inner_text().startswith(f"Rank {SLOW_RANK}")
     watched.check()
+
+
+def test_kinds_of_groups_that_were_cut_are_counted(
+    meshes: Site, open_mesh: Callable[..., Watched]
+) -> None:
+    data = meshes.ask(f"runs/{MESH}/parallelism")
+    assert data["families_capped"] is None
+    data["families_capped"] = {"shown": len(data["families"]), "total": 90}
+    watched = open_mesh("")
+    path = re.compile(rf"/api/v1/runs/{MESH}/parallelism$")
+    watched.page.route(path, lambda route: route.fulfill(json=data))
+    watched.go(f"runs/{MESH}/parallelism")
+    note = f"First {len(data['families'])} of 90 kinds of groups."
+    watched.page.get_by_text(note, exact=True).wait_for()
+    watched.check()

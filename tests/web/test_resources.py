@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -68,6 +69,22 @@ def test_one_cursor_reads_all_charts_by_keyboard_and_by_pointer(
     pills.first.filter(has_text=f"step {data['step'][-1]}").wait_for()
     page.keyboard.press("Escape")
     pills.first.filter(has_text="newest").wait_for()
+    watched.check()
+
+
+def test_more_that_stand_apart_than_are_drawn_are_counted(
+    site: Site, gpus: str, open_page: Callable[..., Watched]
+) -> None:
+    data = site.ask(f"runs/{gpus}/resources?width=300")
+    chart = next(one for one in data["charts"] if one["scope"] == "gpu")
+    chart["pinned_capped"] = {"shown": 3, "total": 1_024}
+    watched = open_page()
+    path = re.compile(rf"/api/v1/runs/{gpus}/resources(\?.*)?$")
+    watched.page.route(path, lambda route: route.fulfill(json=data))
+    watched.go(f"runs/{gpus}/resources")
+    card = watched.page.locator(".bandchart", has_text=chart["title"]).first
+    card.get_by_text("First 3 of 1,024 GPUs that stand apart.", exact=True).wait_for()
+    assert watched.page.get_by_text("that stand apart.").count() == 1  # of no other chart
     watched.check()
 
 

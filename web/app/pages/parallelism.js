@@ -309,5 +309,6 @@ function GroupsCard({ data }) {
             { label: 'Of the blocked time', class: 'num', cell: (family) => percent(family.blocked_ratio) },
           ],
         }),
+    el(CappedNote, { capped: data.families_capped, noun: 'kinds of groups' }),
   );
 }

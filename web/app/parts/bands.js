@@ -5,11 +5,13 @@ import { LOOKS, Series } from '../charts/series.js';
 import { bytes, count, percent, sentence, si, timeOfDay } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
-import { Table } from './bits.js';
+import { CappedNote, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Resources} Resources */
 /** @typedef {import('../../types/api.js').ResourceChart} Chart */
 /** @typedef {import('../../types/api.js').PinnedLine} PinnedLine */
+
+const SCOPES = { rank: 'ranks', gpu: 'GPUs', node: 'nodes', job: 'jobs' };
 
 /** The slice of time that every chart of the page reads; null: the newest. @type {import('@preact/signals').Signal<number | null>} */
 export const cursor = signal(null);
@@ -67,6 +69,7 @@ export function BandChart({ chart, data, run }) {
           chart.pinned.map((line, i) => t.li({ key: line.label }, el(Pin, { line, chart, run, look: i }))),
         )
       : null,
+    el(CappedNote, { capped: chart.pinned_capped, noun: `${SCOPES[chart.scope]} that stand apart` }),
   );
 }
 
