@@ -16,7 +16,6 @@ from rankscope.wire.chunk import (
     ChunkError,
     by_rank,
     chunk_count,
-    chunk_ranks,
     decode_chunk,
     decode_chunks,
     encode_chunk,
@@ -285,7 +284,6 @@ def test_ranks_together_are_read_as_each_alone(sizes: dict[int, tuple[int, int]]
         }  # fmt: skip
     data = encode_ranks(of_ranks)
     assert chunk_count(data) == sum(count for count, _ in sizes.values())
-    assert chunk_ranks(data) == {rank: sizes[rank][0] for rank in sorted(sizes)}
     single = encode_chunk(of_ranks[max(sizes)])  # decoded beside it, of another form
     for only in (None, frozenset({"group", "returned_ns", chunk.RANK})):
         alone, together, again = decode_chunks([single, data, data], only)
@@ -298,7 +296,6 @@ def test_ranks_together_are_read_as_each_alone(sizes: dict[int, tuple[int, int]]
             assert all(list(columns[name]) == list(expected[name]) for name in expected)
         assert all(list(again[name]) == list(together[name]) for name in together)
     assert next(iter(by_rank(7, alone)))[0] == 7
-    assert chunk_ranks(single) == {}
 
 
 @pytest.mark.parametrize("ranks", [(3,), (63, 64), (-1, 0)])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema
-from rankscope.wire.formulas import gradient_noise_scale
 from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose.numerics.noise_scale import NoiseScale, noise_scale
 from rankscope_server.findings.finding import Finding
@@ -74,11 +73,13 @@ def test_the_band_covers_the_truth_in_nine_of_ten() -> None:
 
 
 def test_it_agrees_with_the_formula_of_one_sample() -> None:
-    one = gradient_noise_scale(3.0, 1.5, 16, 8)
-    many = noise_scale(np.full(32, 9.0), np.full(32, 2.25), 16, 8, POLICY)
-    assert one is not None
+    """McCandlish et al. 2018 (arXiv 1812.06162), A.1: trace of the covariance over |G|^2."""
+    local, reduced, small, big = 9.0, 2.25, 16, 16 * 8  # squares of norms, and samples
+    square = (big * reduced - small * local) / (big - small)
+    variance = (local - reduced) / (1 / small - 1 / big)
+    many = noise_scale(np.full(32, local), np.full(32, reduced), small, 8, POLICY)
     assert many is not None
-    assert many.samples == pytest.approx(one)
+    assert many.samples == pytest.approx(variance / square)
 
 
 def test_the_example_of_the_specification() -> None:

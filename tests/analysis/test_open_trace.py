@@ -14,6 +14,7 @@ from rankscope_server.importers.open_trace import NotATrace, Reading, read_open_
 from rankscope_server.importers.recordings import look_at, read_recordings
 from rankscope_server.verdict.answers import Look
 from tests.analysis.open_trace_truth import Truth
+from tests.analysis.replay_measures import of_kind, of_last_stage, share_of, slowdown_of
 from tests.shared_data import SHARED_DATA, named
 
 TRACE = SHARED_DATA / "traces" / "trace-AR.parquet"
@@ -55,7 +56,7 @@ def test_slowdown_is_the_published_one(reading: Reading, published: dict[str, An
     assert replay.slowdown() == pytest.approx(result["blocking_slowdown"], rel=0.01)
     for kind in ("backward-compute", "forward-compute", "grads-reduce-scatter", "optimizer"):
         truth = result["blocking_decompose_by_optype"][kind]
-        assert replay.slowdown_of_kind(kind) == pytest.approx(truth, rel=0.02), kind
+        assert slowdown_of(replay, of_kind(replay, kind)) == pytest.approx(truth, rel=0.02), kind
 
 
 def test_the_sentences_hold_against_a_computation_of_their_own(look: Look) -> None:
@@ -97,9 +98,11 @@ def test_one_worker_explains_it_and_not_the_last_stage(
 ) -> None:
     replay = reading.replay
     assert [replay.ranks[row] for row in replay.slowest_ranks()] == [0]
-    assert replay.share_of_slowest_ranks() == pytest.approx(published["mw"]["Mw"], abs=0.02)
-    assert replay.share_of_last_stage() == pytest.approx(published["ms"]["Ms"], abs=0.01)
-    others = [replay.slowdown_of_rank(row) for row in range(1, 16)]
+    slowest = replay.of_ranks(replay.slowest_ranks())
+    assert share_of(replay, slowest) == pytest.approx(published["mw"]["Mw"], abs=0.02)
+    last = of_last_stage(replay)
+    assert share_of(replay, last) == pytest.approx(published["ms"]["Ms"], abs=0.01)
+    others = [slowdown_of(replay, replay.of_ranks([row])) for row in range(1, 16)]
     assert max(others) < 1.01
 
 

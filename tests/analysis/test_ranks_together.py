@@ -11,8 +11,7 @@ import pytest
 from rankscope.wire import schema
 from rankscope.wire.chunk import RANK, encode_chunk
 from rankscope_server.analysis.state import RunState
-from rankscope_server.ingest.chunks import validate_chunk
-from tests.simulator.delivery import apply, together
+from tests.simulator.delivery import apply, as_validated, together
 from tests.simulator.job import Fault, Job
 from tests.simulator.records import MS, START_NS, Item, Recording
 
@@ -41,7 +40,7 @@ def as_ingested(items: list[Item]) -> list[Item]:
     found: list[Item] = []
     for arrival, what in items:
         if isinstance(what, tuple) and what[0].rank >= 0:
-            judged = validate_chunk(what[0])
+            judged = as_validated(what[0])
             what = judged.chunk, judged.columns
         found.append((arrival, what))
     return found

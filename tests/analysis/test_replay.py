@@ -18,6 +18,7 @@ from rankscope_server.findings.policy import POLICY
 from rankscope_server.replay.event_graph import CycleError, GraphBuilder
 from rankscope_server.replay.recorded_program import NoReplay
 from rankscope_server.replay.replay import Replay
+from tests.analysis.replay_measures import share_of, slowdown_of
 from tests.analysis.simulator import Item, spoil
 from tests.analysis.timeline import (
     Act,
@@ -232,9 +233,9 @@ def test_measures_of_a_slow_rank() -> None:
     replay = replay_of(ddp_job(4, slow=2, size=0.8).items())
     assert replay.slowest_ranks() == [2]
     assert replay.slowdown() > 1.3
-    assert replay.slowdown_of_rank(2) == pytest.approx(replay.slowdown(), rel=0.05)
-    assert replay.slowdown_of_rank(0) < 1.05
-    assert replay.share_of_slowest_ranks() > 0.85
+    assert slowdown_of(replay, replay.of_ranks([2])) == pytest.approx(replay.slowdown(), rel=0.05)
+    assert slowdown_of(replay, replay.of_ranks([0])) < 1.05
+    assert share_of(replay, replay.of_ranks(replay.slowest_ranks())) > 0.85
 
 
 def test_two_thousand_steps_of_a_thousand_ranks_take_seconds() -> None:

@@ -28,6 +28,11 @@ def read(environ: dict[str, str], argv: str = "", root: Path = Path("/nowhere"))
     return launch.collect(System(root=root, environ=environ), argv.split())
 
 
+def of_command(argv: list[str]) -> Any:
+    """Return what a command alone says, where the environment holds nothing."""
+    return launch.collect(System(root=Path("/nowhere"), environ={}), argv)
+
+
 def test_a_rank_of_torchrun_knows_all() -> None:
     facts = read(WORKER)
     assert (facts.launcher, facts.master_addr, facts.master_port) == ("torchrun", "node0", 29511)
@@ -162,14 +167,14 @@ def test_odd_integers_are_integers(text: str) -> None:
     ],
 )  # fmt: skip
 def test_commands(line: str, expected: dict[str, object]) -> None:
-    facts = launch.from_command(line.split())
+    facts = of_command(line.split())
     assert facts.launcher == "torchrun"
     assert not facts.errors
     assert {name: getattr(facts, name) for name in expected} == expected
 
 
 def test_a_command_within_a_shell() -> None:
-    facts = launch.from_command(["bash", "-c", "cd /x && torchrun --nnodes 4 --node-rank 2 t.py"])
+    facts = of_command(["bash", "-c", "cd /x && torchrun --nnodes 4 --node-rank 2 t.py"])
     assert (facts.num_nodes, facts.node_rank) == (4, 2)
 
 
@@ -179,11 +184,11 @@ def test_a_command_within_a_shell() -> None:
 )
 def test_other_commands_say_nothing(argv: list[str]) -> None:
     assert command.find_torchrun(argv, {}) is None
-    assert launch.from_command(argv).launcher == "hand"
+    assert of_command(argv).launcher == "hand"
 
 
 def test_what_is_no_integer_in_a_command_is_an_error() -> None:
-    facts = launch.from_command("torchrun --nproc-per-node 0x2 --from-torch-3 t.py".split())
+    facts = of_command("torchrun --nproc-per-node 0x2 --from-torch-3 t.py".split())
     assert facts.errors == ("--nproc-per-node=0x2 is no integer",)
 
 
@@ -200,7 +205,7 @@ def test_what_a_shell_works_out_comes_from_the_environment_or_stays_open() -> No
         "",
         (),
     )  # never torchrun's default, 127.0.0.1
-    open_ones = launch.from_command(["bash", "-c", line])
+    open_ones = of_command(["bash", "-c", line])
     assert (open_ones.num_nodes, open_ones.node_rank, open_ones.errors) == (None, None, ())
 
 

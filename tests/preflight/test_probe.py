@@ -116,9 +116,6 @@ def test_the_endpoint_is_called_as_it_was_given_whoever_answers() -> None:
             itself = await endpoint.ask(Caller(CALLER.key, "c"), given, resolve)
             assert itself.dial is not None
             assert itself.dial.answered_by == "c"
-            found = await endpoint.ask_workers(CALLER, found, "c.site", port, "c", resolve)
-            assert found.workers_dial is not None
-            assert (found.workers_dial.outcome, asked[-1]) == ("ok", "c.site")
 
     asyncio.run(work())
 

@@ -10,10 +10,19 @@ import numpy as np
 from rankscope.wire import schema
 from rankscope.wire.chunk import BLOCK_RANKS, Column, decode_chunk, encode_chunk, encode_ranks
 from rankscope_server.analysis.state import RunState
+from rankscope_server.ingest.chunks import ReadChunks, ValidatedChunk, validate_chunks
 from tests.simulator.records import Item
 
 LOST, LATE, DOUBLED = 0.01, 0.05, 0.05
 LATE_NS = 5_000_000_000
+
+
+def as_validated(chunk: schema.Chunk) -> ValidatedChunk:
+    """Return a chunk as a server takes it from a batch."""
+    raw = msgspec.Raw(schema.encode(chunk))
+    (((validated,), refused),) = validate_chunks([ReadChunks([raw])])
+    assert not refused
+    return validated
 
 
 def deliver(

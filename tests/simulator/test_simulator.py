@@ -11,11 +11,10 @@ import pytest
 from rankscope.wire import schema
 from rankscope.wire.chunk import decode_chunk
 from rankscope_server.analysis.state import RunState
-from rankscope_server.ingest.chunks import validate_chunk
 from rankscope_server.ingest.records import clean
 from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import say
-from tests.simulator.delivery import apply, deliver
+from tests.simulator.delivery import apply, as_validated, deliver
 from tests.simulator.engine import Engine
 from tests.simulator.job import Fault, Job, Noise, job_of, manifest
 from tests.simulator.records import MS, START_NS, Item, Recording
@@ -40,7 +39,7 @@ def test_a_server_takes_every_chunk_and_record() -> None:
     recording = Recording(SMALL, encode=True)
     for _, what in [*recording.items(), *recording.states(recording.stopped_ms())]:
         if isinstance(what, tuple):
-            judged = validate_chunk(what[0])
+            judged = as_validated(what[0])
             for name in ("sequence", "step", "operation", "group", "flags"):
                 if name in what[1]:
                     assert list(judged.columns[name]) == list(what[1][name])

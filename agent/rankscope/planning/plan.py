@@ -13,7 +13,6 @@ from rankscope.planning.stages import stages_of
 from rankscope.planning.step import OVERLAP_LOW, StepTime, step_time
 from rankscope.planning.traffic import Messages, messages_of
 from rankscope.planning.units import Price, bytes_text, seconds_text
-from rankscope.wire.formulas import training_flops
 
 AS_FAST = 1.05  # within this a simpler layout is chosen: no prediction is finer
 _SIMPLE = tuple(FAMILIES)  # from simple to hard to set up
@@ -255,8 +254,3 @@ def money_of_step(plan: Plan, outcome: Outcome, price: Price) -> float | None:
         return None
     hours = plan.machine.ranks * outcome.seconds / 3_600
     return hours * price.per_device_hour(plan.machine.devices)
-
-
-def rule_flops(plan: Plan) -> float:
-    """Return 6 N D of a step, to compare with what the parts add up to."""
-    return training_flops(plan.model.parameters, plan.tokens)

@@ -238,12 +238,8 @@ class PreflightAgent:
         if believed is not None and believed.name:
             resolve = self._prober.resolve
             found = await endpoint.ask(self._caller, believed, resolve)
-            node, name = worker_host(self._merged())
-            ports = self.exchange.reports[node].listening.ephemeral if node else ()
-            if name and ports:
-                found = await endpoint.ask_workers(
-                    self._caller, found, name, ports[0], node, resolve
-                )
+            if name := worker_host(self._merged())[1]:
+                found = msgspec.structs.replace(found, workers=await resolve(name))
             self.exchange.publish(endpoint=found)
 
     def _show_secret(self) -> None:

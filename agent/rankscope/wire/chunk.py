@@ -539,17 +539,6 @@ def begins_of(ranks: Array) -> list[int]:
     return begins
 
 
-def chunk_ranks(data: bytes) -> dict[int, int]:
-    """Return how many events of which rank a chunk of several holds; {} where it is of one.
-
-    Raises ChunkError.
-    """
-    if data[:4] != MAGIC_OF_RANKS:
-        return {}
-    opened = open_chunk(data, frozenset())
-    return dict(zip(opened.ranks, opened.counts, strict=True))
-
-
 def chunk_count(data: bytes) -> int:
     """Return the number of events, without unpacking them. Raises ChunkError."""
     if data[:3] != MAGIC[:3]:

@@ -96,23 +96,6 @@ def training_flops(num_parameters: float, num_tokens: float) -> float:
     return 6.0 * num_parameters * num_tokens
 
 
-def gradient_noise_scale(
-    local_norm: float, reduced_norm: float, local_samples: float, num_ranks: int
-) -> float | None:
-    """Return the simple noise scale in samples (McCandlish et al. 2018, arXiv 1812.06162, A.1).
-
-    `local_norm` is of the gradient of one rank's `local_samples`, or the root mean square over
-    ranks, `reduced_norm` of the mean over all ranks. None where they do not show it: one rank,
-    or an estimate of the true gradient's square that is not positive.
-    """
-    small, big = local_samples, local_samples * num_ranks
-    if num_ranks < 2 or small <= 0:
-        return None
-    square = (big * reduced_norm**2 - small * local_norm**2) / (big - small)
-    variance = (local_norm**2 - reduced_norm**2) / (1 / small - 1 / big)
-    return variance / square if square > 0 else None
-
-
 _ITEM_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2,
     "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,

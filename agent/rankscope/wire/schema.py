@@ -65,13 +65,11 @@ ENDED_BY: tuple[str, ...] = ("", "future", "wait", "probe", "flight recorder", "
 ISSUED, RETURNED, ENDED, FAILED = 1, 2, 3, 4
 STATES: tuple[str, ...] = ("unknown", "issued", "returned", "ended", "failed")
 
-# flags of a collective
+# flags of a collective; 4 and 32 were others and stay free
 FLAG_ASYNC = 1
 FLAG_P2P = 2
-FLAG_COALESCED = 4
 FLAG_END_IS_UPPER_BOUND = 8  # ended_ns is when a callback ran, up to a few ms late
 FLAG_END_FROM_WAIT = 16  # ended_ns is when Work.wait returned: not before the true end
-FLAG_COMPILED = 32  # called from compiled code
 FLAG_THINNED = 64  # of a thinned step: no call site, no end; stays on its node, never in a chunk
 FLAG_BY_ENGINE = 128  # the autograd engine itself called (DDP's reducer): C++ waits, not Python
 

@@ -187,11 +187,6 @@ def _alike(batches: Sequence[ReadChunks]) -> Iterator[list[_Part]]:
     yield from waiting.values()
 
 
-def validate_chunk(chunk: Chunk) -> ValidatedChunk:
-    """Return the chunk fit for storing. Raises RefusalError, ChunkError."""
-    return _validated([_Part((0, 0), chunk, _open(chunk))])[0, 0]
-
-
 def _open(chunk: Chunk) -> OpenChunk:
     """Return the chunk unpacked. Raises RefusalError, ChunkError."""
     node_level = chunk.kind in SAMPLE_KINDS

@@ -1,7 +1,7 @@
 """What-if answers: how long would the steps take if this rank, kind or stage were as it should be?
 
-Ideal durations and the measures S, S_t, S_w, M_W and M_S are those of ByteDance's straggler
-analysis (OSDI 2025, arXiv 2505.05713).
+Ideal durations and the slowdown S are those of ByteDance's straggler analysis (OSDI 2025, arXiv
+2505.05713).
 """
 
 from __future__ import annotations
@@ -63,44 +63,16 @@ class Replay:
                 found[nodes & ~is_work] = np.median(self.recorded[nodes & ~is_work])
         return found
 
-    def with_ideal(self, nodes: Array) -> Array:
-        """Return the recorded durations with some nodes made ideal (a mask)."""
-        return np.where(nodes[:, None], self.ideal(), self.recorded)
-
     def of_ranks(self, rows: Sequence[int]) -> Array:
         """Return which nodes are self time of some ranks."""
         found: Array = np.isin(self.graph.rank, np.asarray(rows, np.int64))
         return found
-
-    def of_stage(self, stage: int) -> Array:
-        """Return which nodes are self time of a stage."""
-        return self.of_ranks(np.flatnonzero(self.stage == stage).tolist())
 
     # --- measures ----------------------------------------------------------------------------
 
     def slowdown(self) -> float:
         """Return S: the mean step as recorded over the ideal one."""
         return self.mean_step_ms() / self._ideal_step_ms()
-
-    def slowdown_of_kind(self, kind: str) -> float:
-        """Return S_t: only this kind keeps its durations."""
-        return self._only(self.kind == self.kinds.index(kind))
-
-    def slowdown_of_rank(self, row: int) -> float:
-        """Return S_w: only the self time of this rank keeps its durations."""
-        return self._only(self.of_ranks([row]))
-
-    def share_of_ranks(self, rows: Sequence[int]) -> float:
-        """Return which share of the slowdown the self time of some ranks explains."""
-        return self._share(self.of_ranks(rows))
-
-    def share_of_slowest_ranks(self, share: float = 0.03) -> float:
-        """Return M_W: what the slowest ranks explain, by self time beyond the ideal."""
-        return self.share_of_ranks(self.slowest_ranks(share))
-
-    def share_of_last_stage(self) -> float:
-        """Return M_S: what the last stage explains."""
-        return self._share(self.of_stage(int(self.stage.max())))
 
     def slowest_ranks(self, share: float = 0.03) -> list[int]:
         """Return the rows with most self time beyond the ideal: a share of all, rounded up."""
@@ -157,13 +129,6 @@ class Replay:
         if not self.is_chained:
             return float(self.graph.ends(ideal, np.zeros((self.graph.num_ranks, 1))).max())
         return self.mean_step_ms(np.broadcast_to(ideal, self.recorded.shape))
-
-    def _only(self, nodes: Array) -> float:
-        return self.mean_step_ms(self.with_ideal(~nodes)) / self._ideal_step_ms()
-
-    def _share(self, nodes: Array) -> float:
-        now, ideal = self.mean_step_ms(), self._ideal_step_ms()
-        return (now - self.mean_step_ms(self.with_ideal(nodes))) / (now - ideal)
 
 
 def _same(one: Array, other: Array) -> bool:

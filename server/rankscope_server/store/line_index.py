@@ -10,18 +10,7 @@ import sqlalchemy as sa
 
 from rankscope_server.search.lookup import AllOf, Lookup, Term
 
-TABLE = "log_index"
-# What makes it; spaces are between terms, all other characters belong to them.
-DDL = {
-    "sqlite": (
-        f"CREATE VIRTUAL TABLE {TABLE} USING fts5(terms, content='', columnsize=0, detail='none', "
-        "tokenize=\"ascii tokenchars '_'\")",
-    ),
-    "postgresql": (
-        f"CREATE TABLE {TABLE} (block_id bigint PRIMARY KEY, terms tsvector NOT NULL)",
-        f"CREATE INDEX ix_{TABLE}_terms ON {TABLE} USING gin (terms)",
-    ),
-}
+TABLE = "log_index"  # the migrations make it; spaces are between terms, all else belongs to them
 
 MAX_TERM_BYTES = 1_000_000  # of a block; PostgreSQL takes 1 MiB
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.node.columns import MAX_EVENTS_OF_RANKS, RankEvents, chunks_of
 from rankscope.wire import schema
-from rankscope.wire.chunk import by_rank, chunk_ranks, decode_chunk
+from rankscope.wire.chunk import by_rank, decode_chunk
 
 
 def events(
@@ -25,10 +25,11 @@ def put(taken: Iterable[RankEvents]) -> list[dict[int, int]]:
     """Return how many events of which rank are in each chunk, after a look at what it says."""
     found = []
     for chunk in chunks_of(taken):
-        ranks = chunk_ranks(chunk.data) or {chunk.rank: chunk.count}
+        columns_of = dict(by_rank(chunk.rank, decode_chunk(chunk.data)))
+        ranks = {rank: len(columns["step"]) for rank, columns in columns_of.items()}
         assert chunk.rank == min(ranks)
         assert chunk.count == sum(ranks.values())
-        for rank, columns in by_rank(chunk.rank, decode_chunk(chunk.data)):
+        for rank, columns in columns_of.items():
             assert list(columns["step"]) == list(np.arange(ranks[rank]) + rank)
         assert chunk.step_lo == min(ranks)
         assert chunk.step_hi == max(rank + count - 1 for rank, count in ranks.items())

@@ -204,10 +204,5 @@ def test_one_bit_changes_the_checksum() -> None:
     assert bits(torch.randn(6, 6)[:, ::2]) is None
 
 
-def test_gradient_noise_scale() -> None:
-    # gradients of mean 1 and variance 8 per sample: |g_b|^2 = 1 + 8 / b
-    local, reduced = math.sqrt(1 + 8 / 4), math.sqrt(1 + 8 / 32)
-    assert formulas.gradient_noise_scale(local, reduced, 4, 8) == pytest.approx(8.0)
-    assert formulas.gradient_noise_scale(local, reduced, 4, 1) is None
-    assert formulas.gradient_noise_scale(3.0, 0.1, 4, 8) is None
+def test_flops_of_a_step() -> None:
     assert formulas.training_flops(10, 7) == 420

@@ -35,9 +35,9 @@ LIMITS = LimitFacts(
 SOFTWARE = SoftwareFacts(
     has_torch=True, torch="2.13.0+cu126", torch_cuda="12.6", torch_git="cf30153c4c13",
     nccl="2.27.3", packages={"torch": "2.13.0", "numpy": "2.4.6", "nvidia-nccl-cu12": "2.27.3"},
-    num_packages=80, packages_digest="aa", python="3.11.7", kernel="6.8.0", libc="glibc 2.39",
+    packages_digest="aa", python="3.11.7", kernel="6.8.0", libc="glibc 2.39",
     script=ScriptFacts(path="/job/train.py", digest="11" * 32, package_digest="22" * 32,
-                       num_files=3, is_tried=True),
+                       num_files=3),
     data=DataFacts(path="/data", count=1000, bytes=10**9, digest="33" * 32),
 )  # fmt: skip
 HOST = HostFacts(hostname="h", kernel="6.8.0")

@@ -107,7 +107,7 @@ def test_three_nodes() -> None:
         assert facts.backends[0] == "gloo"
         assert len(facts.gloo) == 1
         assert facts.gloo[0].address
-        assert min(facts.import_ms, facts.store_ms, facts.group_ms) > 0
+        assert facts.store_ms > 0
     assert told[0].sizes[0].elapsed_ms == told[1].sizes[0].elapsed_ms  # the slowest member's
     assert nothing_is_left()
 

@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from typing import Any
 
 import msgspec
@@ -82,12 +81,10 @@ def _prepare(channel: Channel) -> None:
 
 
 def _import(channel: Channel) -> None:
-    started = time.monotonic()
     import torch.distributed as dist
 
-    import_ms = (time.monotonic() - started) * 1e3
     backends = [name for name in ("gloo", "nccl", "mpi", "ucc") if _has(dist, name)]
-    channel.report("imported", import_ms=import_ms, backends=backends)
+    channel.report("imported", backends=backends)
     if "gloo" in backends:
         from rankscope.preflight.collective.truth import ask_gloo
 

@@ -44,7 +44,6 @@ def work(plan: CollectivePlan, report: Report) -> None:
     timeout = timedelta(seconds=plan.timeout_s)
     store = _store(plan, report)
     store.set_timeout(timeout)
-    started = time.monotonic()
     dist.init_process_group(
         plan.backend,
         store=_C10D.PrefixStore("smoke", store),
@@ -54,7 +53,7 @@ def work(plan: CollectivePlan, report: Report) -> None:
     )
     members = _Members(plan.backend)
     members.latest(0.0)  # backends connect lazily: the first collective belongs to the start
-    report("group", group_ms=(time.monotonic() - started) * 1e3)
+    report("group")
     report("collectives")
     done = dict(_sizes(plan, members, report))
     if len(plan.nodes) > 2:
@@ -148,23 +147,18 @@ def _best(
 ) -> float:
     mine = members.filled(size, _weight(plan.rank))
     wanted = members.filled(size, sum(_weight(rank) for rank in range(len(plan.nodes))))
-    best_s, num_wrong, waited_s = float("inf"), 0, 0.0
+    best_s, num_wrong = float("inf"), 0
     for turn in range(_NUM_REPEATS):
         tensor = mine.clone()
-        started = time.monotonic()
-        members.latest(0.0)  # a barrier: who comes late waits least
+        members.latest(0.0)  # a barrier
         aligned = time.monotonic()
         all_reduce(tensor)
         latest_s = members.latest(time.monotonic() - aligned)
-        waited_s = max(waited_s, aligned - started)
         best_s = min(best_s, latest_s)
         num_wrong += int((tensor != wanted).sum().item())
         if latest_s > _LONG_S or latest_s * (turn + 2) > left_s:
             break
-    report(
-        "size", size_bytes=size, elapsed_ms=best_s * 1e3, num_wrong=num_wrong,
-        delay_before_ms=waited_s * 1e3,
-    )  # fmt: skip
+    report("size", size_bytes=size, elapsed_ms=best_s * 1e3, num_wrong=num_wrong)
     return best_s
 
 

@@ -19,7 +19,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     addresses: tuple[str, ...] = ()  # of the name, as this node resolves it
     dial: Dial | None = None  # to it, when all had reported: the first that an agent answered
     workers: Resolved | None = None  # in c10d mode, the name by which rank 0's workers are called
-    workers_dial: Dial | None = None  # to a random port there, as their store has one
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

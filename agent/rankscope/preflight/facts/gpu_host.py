@@ -28,8 +28,6 @@ class GpuHostFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_on_bus: int = 0  # NVIDIA display and compute devices
     has_kernel_driver: bool = False
     is_open_driver: bool | None = None  # the open kernel modules: they offer dma-buf
-    has_fabric_manager: bool = False  # its process is seen; a container may hide it
-    num_switches: int = 0  # NVSwitches on the bus
     has_peermem: bool = False
     iommu_types: tuple[str, ...] = ()  # of the groups that hold a GPU: DMA, DMA-FQ, identity
     num_acs_bridges: int | None = None  # bridges that redirect; None: needs root to be read
@@ -52,8 +50,6 @@ def collect(system: System, has_gpus: bool) -> GpuHostFacts:
         num_on_bus=len(gpus),
         has_kernel_driver=version is not None,
         is_open_driver=None if version is None else "Open Kernel Module" in version,
-        has_fabric_manager=_runs(system, "nv-fabricmanage"),  # the kernel keeps 15 letters
-        num_switches=sum(kind.startswith("0x0680") for kind in nvidia.values()),
         has_peermem=bool(system.names("/sys/module/nvidia_peermem")),
         iommu_types=tuple(sorted(types - {""})),
         num_acs_bridges=_acs(system, bridges),
@@ -65,11 +61,6 @@ def collect(system: System, has_gpus: bool) -> GpuHostFacts:
 def _device(system: System, name: str) -> tuple[str, str]:
     vendor, kind = (system.read(f"{_PCI}/{name}/{file}") for file in ("vendor", "class"))
     return (vendor or "").strip(), (kind or "").strip()
-
-
-def _runs(system: System, command: str) -> bool:
-    pids = filter(str.isdigit, system.names("/proc"))
-    return any((system.read(f"/proc/{pid}/comm") or "").strip() == command for pid in pids)
 
 
 def _acs(system: System, bridges: list[str]) -> int | None:

@@ -22,7 +22,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot_id: str = ""
     network_namespace: int = 0  # inode of /proc/self/ns/net
     kernel: str = ""
-    os_name: str = ""
+    os_name: str = ""  # for who reads the JSON report
     is_root: bool = False
     user: str = ""
     container: str = ""  # docker, podman, kubernetes, apptainer ...; empty: none seen

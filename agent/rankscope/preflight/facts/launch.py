@@ -112,11 +112,6 @@ def collect(system: System, command: Sequence[str] = ()) -> LaunchFacts:
     return msgspec.structs.replace(facts, environment=_compared(environ), conf_files=files)
 
 
-def from_command(argv: Sequence[str]) -> LaunchFacts:
-    """Return what a command alone says, whatever the environment holds."""
-    return _read({}, find_torchrun(argv, {}))
-
-
 def _read(environ: Mapping[str, str], torchrun: Torchrun | None) -> LaunchFacts:
     reader = _Reader(environ)
     has_pet = any(name in environ for name in _PET)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 UNLIMITED = -1
 _LIMIT_LINE = re.compile(r"^(Max .+?)\s{2,}(\S+)\s+(\S+)", re.MULTILINE)
-_GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 _CAP_IPC_LOCK, _CAP_SYS_RESOURCE = 14, 24  # linux/capability.h
 
 

@@ -27,7 +27,6 @@ class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_files: int = 0
     import_errors: dict[str, str] = {}  # module: "ImportError: ..."
     slow_import: str = ""  # the module in which the time was over
-    is_tried: bool = False  # its imports
 
 
 class _Said(msgspec.Struct):
@@ -70,6 +69,4 @@ def _imports(system: System, argv: list[str], facts: ScriptFacts) -> ScriptFacts
     slow = trying if done.code is None else ""
     if done.code is not None and not is_done and trying:  # a crash in native code
         errors[trying] = f"the interpreter died with exit code {done.code} while importing it"
-    return msgspec.structs.replace(
-        facts, import_errors=errors, slow_import=slow, is_tried=done.code is not None
-    )
+    return msgspec.structs.replace(facts, import_errors=errors, slow_import=slow)

@@ -19,7 +19,6 @@ class SmokeSize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     busbw_mb_per_s: float = 0.0  # 2(n-1)/n x size / time, MB = 10^6 bytes
     is_correct: bool = False
     num_wrong: int = 0  # elements whose sum was wrong
-    delay_before_ms: float = 0.0  # own barrier wait before it: who came late
 
 
 class SmokeHalf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,10 +42,9 @@ class SmokeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     port: int = 0  # kept for the store, should this node have rank 0 and not MASTER_PORT
     store: str = ""  # where this node called the store: "node0:29500"
     beside: str = ""  # why the store was not at MASTER_PORT
-    left_out_bytes: int = 0  # the smallest size that would not have fitted the time; 0: none
-    import_ms: float = -1.0
+    # For who reads the JSON report: the smallest size that would not have fitted the time; 0: none
+    left_out_bytes: int = 0
     store_ms: float = -1.0
-    group_ms: float = -1.0
     sizes: tuple[SmokeSize, ...] = ()
     halves: tuple[SmokeHalf, ...] = ()
     gloo: tuple[Choice, ...] = ()  # gloo's own answer to which address it takes

@@ -64,7 +64,6 @@ class SoftwareFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     torch_git: str = ""
     nccl: str = ""  # of the wheel beside torch; empty: it is part of torch, or there is none
     packages: dict[str, str] = {}  # those of WATCHED and of nvidia-*
-    num_packages: int = 0
     packages_digest: str = ""  # of all names and versions
     python: str = ""
     executable: str = ""
@@ -96,7 +95,6 @@ def collect(system: System, options: Options, path: Sequence[str] | None = None)
         torch_git=torch.get("git_version", "")[:12],
         nccl=next((v for name, v in nvidia.items() if name.startswith("nvidia-nccl")), ""),
         packages=watched,
-        num_packages=len(packages),
         packages_digest=hashlib.sha256(listing.encode()).hexdigest()[:16],
         python=platform.python_version(),
         executable=os.path.realpath(sys.executable),

@@ -14,19 +14,6 @@ from rankscope.preflight.system import Resolved
 ANYBODY = ""  # the handshake says who answers
 
 
-async def ask_workers(
-    caller: Caller, endpoint: Endpoint, name: str, port: int, node: str,
-    resolve: Callable[[str], Awaitable[Resolved]],
-) -> Endpoint:  # fmt: skip
-    """Return the endpoint with whether the workers of rank 0 on `node` are found by `name`."""
-    resolved, found = await resolve(name), None
-    for address in resolved.addresses:
-        found = await knock(caller, address, port, node)
-        if found.outcome == "ok":
-            break
-    return msgspec.structs.replace(endpoint, workers=resolved, workers_dial=found)
-
-
 async def ask(
     caller: Caller, endpoint: Endpoint, resolve: Callable[[str], Awaitable[Resolved]]
 ) -> Endpoint:

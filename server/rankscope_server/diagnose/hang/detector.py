@@ -224,7 +224,6 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
     return HangCase(
         roots=roots,
         operation=operation,
-        direct=direct,
         alike=tuple(
             rank
             for rank in direct or victims

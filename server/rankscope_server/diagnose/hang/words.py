@@ -24,8 +24,7 @@ class HangCase:
 
     roots: tuple[int, ...]
     operation: OpenOperation
-    direct: tuple[int, ...]  # wait for a root itself
-    alike: tuple[int, ...]  # those of them that are in `operation`, or in one of its name
+    alike: tuple[int, ...]  # that wait for a root itself, in `operation` or in one of its name
     waiters: tuple[int, ...]  # all who wait
     waited_seconds: float
     still_in: dict[int, OpenOperation]  # what a root is in that others have ended
