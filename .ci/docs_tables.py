@@ -29,6 +29,7 @@ README, DETECTORS_PAGE = ROOT / "README.md", ROOT / "docs" / "detectors.md"
 THRESHOLDS, LABELS = ROOT / "docs" / "thresholds.md", ROOT / "web" / "app" / "format.js"
 TRAINER = ROOT / "reference_trainer" / "README.md"
 UPDATE = "python .ci/docs_tables.py update"
+_ALL_KINDS = "[docs/detectors.md](docs/detectors.md#kinds-of-findings)"
 THRESHOLDS_HEAD = """# Thresholds
 
 The numbers that decide whether a finding is made and what it says, each with its derivation, made
@@ -60,13 +61,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def readme_table() -> str:
-    """Return the kinds that the README names; those with one sentence share a row."""
+    """Return the kinds that the README names, and how many others there are.
+
+    Those with one sentence share a row.
+    """
     by_text: dict[str, list[Kind]] = {}
     for kind in KINDS:
         if kind.is_headline:
             by_text.setdefault(kind.text, []).append(kind)
     rows = [(names(kind.id for kind in kinds), text) for text, kinds in by_text.items()]
-    return table(("finding", "what it says"), rows)
+    rest = sum(not kind.is_headline for kind in KINDS)
+    return f"{table(('finding', 'what it says'), rows)}\n\nand {rest} more: {_ALL_KINDS}"
 
 
 def kinds_table() -> str:

@@ -20,12 +20,17 @@ from rankscope.wire.metric_names import METRICS
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"),
-                    ROOT / "reference_trainer" / "README.md"])  # fmt: skip
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 LOCAL_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+ANCHOR_LINK = re.compile(r"\]\((?!https?://)([^)#]*)#([^)]+)\)")
 SOURCE_PATH = re.compile(
     r"`((?:agent|server|web|tests|benchmarks|docs|reference_trainer)/[\w./-]+)`"
 )
+
+
+def name_of(document: Path) -> str:
+    """Return a document's path from the root."""
+    return str(document.relative_to(ROOT))
 
 
 def shell_lines(document: Path) -> list[str]:
@@ -36,7 +41,7 @@ def shell_lines(document: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_paths_exist(document: Path) -> None:
     text = document.read_text()
     for link in LOCAL_LINK.findall(text):
@@ -44,6 +49,24 @@ def test_paths_exist(document: Path) -> None:
     for path in SOURCE_PATH.findall(text):
         is_example = f"new file `{path}`" in text  # of CONTRIBUTING, made in a copy
         assert is_example or (ROOT / path).exists(), path
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
+    found: list[str] = []
+    for title in re.findall(r"^#+ (.*)", text, re.M):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        name = re.sub(r"[^\w -]", "", shown.lower()).replace(" ", "-")
+        found.append(f"{name}-{found.count(name)}" if name in found else name)
+    return set(found)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_anchors_of_links_are_headings(document: Path) -> None:
+    for link, anchor in ANCHOR_LINK.findall(document.read_text()):
+        linked = document.parent / link if link else document
+        assert linked.suffix != ".md" or anchor in anchors(linked), f"{link}#{anchor}"
 
 
 def test_every_document_that_code_or_a_document_names_is_there() -> None:
@@ -109,7 +132,7 @@ def test_every_hook_has_a_sentence_and_a_name_of_its_own() -> None:
         assert (hook.__doc__ or "").strip().endswith(".")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_make_targets_and_commands_exist(document: Path) -> None:
     commands = {command.name for command in map(lambda row: cli._load(*row), cli._MODULES)}
     for line in shell_lines(document):
