@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ def test_shape(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno
             assert lines < MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+def test_no_test_imports_from_another_one() -> None:
+    """What two of them need is in a module of its own; also in programs that tests write."""
+    imports = re.compile(r"^[\s\"']*(?:from|import) (?:tests\.|\.)?(?:\w+\.)*test_\w+", re.M)
+    found = {
+        str(path.relative_to(ROOT)): match.group().strip()
+        for path in (ROOT / "tests").rglob("*.py")
+        if (match := imports.search(path.read_text()))
+    }
+    assert not found
 
 
 def test_no_python_in_web() -> None:

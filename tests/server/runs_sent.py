@@ -9,6 +9,7 @@ import numpy as np
 from rankscope.wire import schema
 from rankscope.wire.chunk import encode_chunk
 from tests.server.conftest import Sender, TestClient
+from tests.server.seed import Plan, make_steps, step_chunk
 
 NOW = 1_700_000_000 * 10**9
 
@@ -52,3 +53,9 @@ def send_run(
         ))  # fmt: skip
     sender.send(*records, chunks=[steps(rank, step_ms, begun) for rank in range(2)])
     return sender
+
+
+def steps_of(count: int = 5, rank: int = 0) -> schema.Chunk:
+    """Return the first steps of a rank of two, as a chunk."""
+    plan = Plan(steps=count, ranks=2)
+    return step_chunk(plan, make_steps(plan), rank, 0, count)

@@ -24,8 +24,8 @@ from rankscope_server.store import restart
 from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Look, Verdict
 from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
 from tests.server.receivers import wait_for
+from tests.server.runs_sent import steps_of
 from tests.server.seed import seed_with
-from tests.server.test_ingest import steps_of
 
 NOW = 1_700_000_000 * 10**9
 

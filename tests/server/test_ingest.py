@@ -12,15 +12,11 @@ import pytest
 from rankscope.wire import schema, zstd
 from rankscope.wire.chunk import encode_chunk
 from tests.server.conftest import Sender, TestClient, log_line
+from tests.server.runs_sent import steps_of
 from tests.server.seed import Plan, make_nodes, make_steps, step_chunk
 
 NOW = 1_700_000_000 * 10**9
 PLAIN = {"kind": "log", "attempt": 0, "rank": 0, "time_ns": 1, "level": 20, "message": ""}
-
-
-def steps_of(count: int = 5, rank: int = 0) -> schema.Chunk:
-    plan = Plan(steps=count, ranks=2)
-    return step_chunk(plan, make_steps(plan), rank, 0, count)
 
 
 def with_column(chunk: schema.Chunk, name: str, values: Any) -> schema.Chunk:

@@ -19,9 +19,9 @@ from rankscope_server.analysis.asking import ask_to_thin
 from rankscope_server.analysis.shedding import FIRST_LEVEL, LIMITS, Load, Shedding, Wish
 from rankscope_server.analysis.state import ThinningAsked, thinning_to_ask
 from rankscope_server.api.service import Service
+from tests.server.commands_sent import Node, answer, registered, state
 from tests.server.conftest import Sender, TestClient, scraped
 from tests.server.seed import Plan, make_steps, step_chunk
-from tests.server.test_commands import Node, answer, registered, state
 
 BEHIND, IN_TIME = LIMITS.behind_seconds + 1, 0.5
 PLAN = Plan(steps=40, fault="none")

@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.web.accessibility import check_sizes_and_themes
+from tests.web.accessibility import WIDTHS, check_sizes_and_themes
 from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, SLOW_RANK, Site, Watched
 from tests.web.prefix import proxy
 
 pytestmark = pytest.mark.browser
-WIDTHS = (420, 720, 1440, 2560)
 
 
 @pytest.mark.parametrize(

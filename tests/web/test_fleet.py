@@ -12,12 +12,11 @@ import pytest
 
 from rankscope_server.report.store import DATABASE
 from tests.server.seed import seed_run, wait_until_judged
-from tests.web.accessibility import check_sizes_and_themes
+from tests.web.accessibility import WIDTHS, check_sizes_and_themes
 from tests.web.conftest import Site, Watched, serving
 from tests.web.prefix import proxy
 
 pytestmark = pytest.mark.browser
-WIDTHS = (420, 720, 1440, 2560)
 SLOW_HOST = "node-b"
 
 

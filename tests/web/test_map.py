@@ -14,44 +14,17 @@ import pytest
 from tests.server.jobs_sent import send_job
 from tests.server.seed import post_body, seed_run, wait_until_judged
 from tests.simulator.job import Job
-from tests.web.accessibility import check_sizes_and_themes, violations
+from tests.web.accessibility import WIDTHS, check_sizes_and_themes, violations
 from tests.web.conftest import HEALTHY, SLOW, SLOW_FROM, SLOW_RANK, STEPS, Site, Watched, serving
+from tests.web.map_pixels import lanes, neutral_of
 
 pytestmark = pytest.mark.browser
-WIDTHS = (420, 720, 1440, 2560)
 VISIBLE = 10.0  # CIELAB distance that an eye does not miss
-# Each lane's middle row of pixels, as the canvas holds it.
-READ_LANES = """() => {
-  const canvas = document.querySelector('.plotregion canvas');
-  const box = canvas.getBoundingClientRect();
-  const ratio = canvas.width / box.width;
-  // A copy: reading the page's own canvas often would make the browser complain.
-  const copy = new OffscreenCanvas(canvas.width, canvas.height);
-  const context = copy.getContext('2d', {willReadFrequently: true});
-  context.drawImage(canvas, 0, 0);
-  return [...document.querySelectorAll('.gutter .lanename')]
-    .filter((name) => /^Rank \\d+$/.test(name.querySelector('a')?.textContent ?? ''))
-    .map((name) => {
-      const area = name.getBoundingClientRect();
-      const y = Math.round((area.top + area.height / 2 - box.top) * ratio);
-      const pixels = context.getImageData(0, y, canvas.width, 1).data;
-      return {rank: Number(name.querySelector('a').textContent.slice(5)), pixels: [...pixels]};
-    });
-}"""
 
 
 def read(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=30) as reply:
         return bytes(reply.read())
-
-
-def lanes(page: Any) -> dict[int, list[tuple[int, int, int]]]:
-    found = page.evaluate(READ_LANES)
-    assert found, "no lane is drawn"
-    return {
-        lane["rank"]: [tuple(lane["pixels"][i : i + 3]) for i in range(0, len(lane["pixels"]), 4)]
-        for lane in found
-    }
 
 
 def lab(colour: tuple[int, int, int]) -> tuple[float, float, float]:
@@ -71,12 +44,6 @@ def lab(colour: tuple[int, int, int]) -> tuple[float, float, float]:
 
 def distance(a: tuple[int, int, int], b: tuple[int, int, int]) -> float:
     return float(sum((x - y) ** 2 for x, y in zip(lab(a), lab(b), strict=True)) ** 0.5)
-
-
-def neutral_of(all_lanes: dict[int, list[tuple[int, int, int]]]) -> tuple[int, int, int]:
-    """Return the commonest colour: that of work within 8 % of the peers."""
-    pixels = [pixel for lane in all_lanes.values() for pixel in lane]
-    return max(set(pixels), key=pixels.count)
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])

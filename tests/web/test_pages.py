@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.web.accessibility import check_width, violations
+from tests.web.accessibility import DESKTOP_WIDTHS, check_width, violations
 from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, Site, Watched
 
 pytestmark = pytest.mark.browser
-WIDTHS = (720, 1024, 1280, 1440, 1920)  # 720: 1440 at 200 % zoom
 PAGES = {
     "runs": "runs",
     "overview": f"runs/{SLOW}",
@@ -72,7 +71,7 @@ def test_page_is_whole_and_accessible_in_both_themes(
     page = watched.page
     assert watched.sentence().strip()
     assert page.title().endswith("rankscope")
-    for width in WIDTHS:
+    for width in DESKTOP_WIDTHS:
         check_width(page, width)
     page.set_viewport_size({"width": 1440, "height": 900})
     assert violations(page) == []

@@ -10,11 +10,10 @@ import pytest
 from tests.server.jobs_sent import send_job
 from tests.server.seed import post_body, wait_until_judged
 from tests.simulator.job import Fault, Job
-from tests.web.accessibility import check_sizes_and_themes
+from tests.web.accessibility import WIDTHS, check_sizes_and_themes
 from tests.web.conftest import FRESH, HEALTHY, SLOW, SLOW_RANK, Site, Watched, serving
 
 pytestmark = pytest.mark.browser
-WIDTHS = (420, 720, 1440, 2560)
 MESH, WIDE = "mesh", "wide"
 MESH_SLOW = 22
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -15,11 +15,10 @@ from rankscope_server.report.store import DATABASE
 from tests.server.jobs_sent import send_job
 from tests.server.seed import post_body, wait_until_judged
 from tests.simulator.job import Fault, Job
-from tests.web.accessibility import check_sizes_and_themes
+from tests.web.accessibility import WIDTHS, check_sizes_and_themes
 from tests.web.conftest import Site, Watched, serving
 
 pytestmark = pytest.mark.browser
-WIDTHS = (420, 720, 1440, 2560)
 NAN, LEAK, CRASHED, SKIPPED, STAGES = "nan", "leak", "crashed", "skipped", "stages"
 RANK, START = 5, 60
 FAULTS = {NAN: Fault("nan", rank=RANK, start=START),

@@ -18,14 +18,13 @@ from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, Rtt
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.model import CheckFinding, Facts, Fix, LaunchVerdict, NodeReport, Result
 from tests.command_server import Forked
-from tests.web.accessibility import check_sizes_and_themes, violations
+from tests.web.accessibility import WIDTHS, check_sizes_and_themes, violations
 from tests.web.conftest import SLOW, Site, Watched
 from tests.web.prefix import proxy
 
 pytestmark = pytest.mark.browser
 BAD, GOOD = "of-today", "of-yesterday"
 NODES = ("peer-a", "peer-b", "peer-c")
-WIDTHS = (420, 720, 1440, 2560)
 COMMAND = "sudo ufw prepend allow from 10.0.0.0/24 to any port 29500 proto tcp"
 CLOSED = CheckFinding(
     id="port.master.reach", status="fail", title="peer-b cannot reach peer-a:29500",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.web.conftest import SLOW, Watched
-from tests.web.test_map import lanes, neutral_of
+from tests.web.map_pixels import lanes, neutral_of
 
 pytestmark = pytest.mark.browser
 SHEET = {"width": 1032, "height": 703}  # A4 across, less its margins, in CSS pixels

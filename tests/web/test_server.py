@@ -9,12 +9,11 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.seed import seed_run
-from tests.web.accessibility import check_sizes_and_themes
+from tests.web.accessibility import WIDTHS, check_sizes_and_themes
 from tests.web.conftest import SLOW, Site, Watched, serving
 from tests.web.prefix import proxy
 
 pytestmark = pytest.mark.browser
-WIDTHS = (420, 720, 1440, 2560)
 SECRET = "open sesame"
 
 

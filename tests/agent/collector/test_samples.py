@@ -17,41 +17,14 @@ import pytest
 
 from rankscope.node.sources import samples
 from rankscope.node.sources.base import News, RankProcess, Row, Skipped
-from rankscope.node.sources.machine import Lane, Machine, SampleSource
+from rankscope.node.sources.machine import Lane, Machine
 from rankscope.node.sources.samples import BUDGET_RATIO, LaneThread, Slot
 from rankscope.node.sources.sampling import CHUNK_SECONDS, START_SECONDS, Sampling
 from rankscope.wire import schema
 from rankscope.wire.chunk import decode_chunk
 from rankscope.wire.sample_columns import SAMPLE_COLUMNS
 from rankscope.wire.schema import ChunkKind
-
-
-class Steady(SampleSource):
-    """Gives what it is told to."""
-
-    name: ClassVar[str] = "steady"
-    kind: ClassVar[ChunkKind | None] = "tcp"
-    lane: ClassVar[Lane] = "kernel"
-    every: ClassVar[int] = 1
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.opened = 0
-        self.closed = 0
-        self.failure: Exception | None = None
-
-    def open(self) -> None:
-        self.opened += 1
-        if isinstance(self.failure, Skipped):
-            raise self.failure
-
-    def sample(self) -> Iterable[Row]:
-        if self.failure is not None:
-            raise self.failure
-        return [{"connections": 7}]
-
-    def close(self) -> None:
-        self.closed += 1
+from tests.agent.collector.steady_source import Steady
 
 
 @dataclass
@@ -99,26 +72,14 @@ def test_samples_do_not_walk_in_step_with_what_comes_and_goes_at_an_even_rate() 
     assert 19.0 < np.median(waits) < 24.0
 
 
-class Sleeper(Steady):
-    """Writes how long the collector overslept."""
-
-    def overslept(self, seconds: float) -> None:
-        sys.stdout.write(f"{seconds}\n")
-        sys.stdout.flush()
-
-
 def test_a_pause_of_the_collector_is_noticed_when_it_is_over() -> None:
     """A real process that is stopped for 4 s, asked twice a second."""
-    program = (
-        "from rankscope.node.sources.samples import LaneThread, Slot\n"
-        "from rankscope.node.sources.machine import Machine\n"
-        "from tests.agent.collector.test_samples import Sleeper\n"
-        "print('ready', flush=True)\n"
-        "LaneThread('kernel', [Slot(Sleeper(Machine()), 0.5)]).run()\n"
-    )
     root = Path(__file__).parents[3]
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=root, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.agent.collector.steady_source"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -140,3 +141,8 @@ def _end_of_quotes(command: str, at: int, is_escaped: bool) -> int:
     while at < len(command) and command[at] != "'":
         at += 2 if is_escaped and command[at] == "\\" else 1
     return at
+
+
+def is_acting(one: str) -> bool:
+    """Whether a character moves a terminal's cursor, hides, or turns text round."""
+    return unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")

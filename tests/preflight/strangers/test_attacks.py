@@ -13,7 +13,7 @@ import pytest
 
 from tests.preflight.faults import Expected, Fault
 from tests.preflight.scene import Scene
-from tests.preflight.strangers.test_reports_are_data import is_acting
+from tests.preflight.strangers.hostile import is_acting
 from tests.preflight.trial import ROOT, Trial, Way, attempt, misses
 
 STRANGER = 3  # the number of its host

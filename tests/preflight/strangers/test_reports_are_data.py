@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import subprocess
-import unicodedata
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
@@ -23,7 +22,7 @@ from rankscope.preflight.report import junit, page, screen, stored
 from rankscope.preflight.report.summary import Summary, summarise
 from rankscope.preflight.verdict.engine import evaluate
 from tests.preflight.healthy import NODES, healthy
-from tests.preflight.strangers.hostile import ATTEMPTS, MARK, Forger, active
+from tests.preflight.strangers.hostile import ATTEMPTS, MARK, Forger, active, is_acting
 
 NUM_RUNS = 120
 WITH_COMMANDS = 55  # of the checks: that many were made to print one, so the property is tried
@@ -50,10 +49,6 @@ def findings(check: object, run: Run) -> list[CheckFinding]:
         return list(check.evaluate(run))  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - the engine makes `unknown` of it
         return []
-
-
-def is_acting(one: str) -> bool:
-    return unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def summaries() -> Iterator[Summary]:
