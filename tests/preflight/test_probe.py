@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from rankscope.preflight.facts.endpoint import Endpoint
 from rankscope.preflight.key import RunKey
 from rankscope.preflight.model import NodeReport
 from rankscope.preflight.probe import bulk, endpoint, loss, mtu, path, wire
+from rankscope.preflight.probe import prober as prober_module
 from rankscope.preflight.probe.dial import Caller, classify, dial, hang_up, knock
 from rankscope.preflight.probe.listener import MAX_UNPROVEN_OF_ONE, Listener
 from rankscope.preflight.probe.mesh import Mesh
@@ -162,7 +164,7 @@ def test_another_program_on_the_port(says: bytes) -> None:
         await reader.readline()
         writer.write(says)
         await writer.drain()
-        writer.close()
+        await hang_up(writer)
         is_over.set()
 
     async def work() -> None:
@@ -171,7 +173,6 @@ def test_another_program_on_the_port(says: bytes) -> None:
         found = await knock(CALLER, "127.0.0.1", port, "a")
         server.close()
         await is_over.wait()
-        await asyncio.sleep(0.01)  # for the loop to close the connection
         assert found.outcome == ("not-us" if says else "no-data")
         assert found.banner.isprintable()
         assert len(found.banner) <= 60
@@ -247,8 +248,19 @@ def test_a_server_may_knock_and_no_more() -> None:
     asyncio.run(work())
 
 
-def test_an_agent_with_another_secret_is_remembered_after_its_end() -> None:
+def test_an_agent_with_another_secret_is_remembered_after_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The calls go to two ports in turn, and it may give up before we do."""
+    calls: list[Any] = []
+
+    async def noted(*call: Any, **more: Any) -> Any:
+        answer = await dial(*call, **more)
+        calls.append(answer)
+        return answer
+
+    monkeypatch.setattr(prober_module, "dial", noted)
+    monkeypatch.setattr(prober_module, "MEET_PAUSE_S", 0.02)
 
     async def work() -> None:
         exchange = Exchange(NodeReport(node="b"))
@@ -260,8 +272,9 @@ def test_an_agent_with_another_secret_is_remembered_after_its_end() -> None:
             meeting = asyncio.create_task(prober.meet("localhost", goal))
             while "localhost" not in prober.edges or prober.edges["localhost"].mesh is None:
                 await asyncio.sleep(0.01)
-        for _ in range(40):
-            await asyncio.sleep(0.05)
+        before = len(calls)
+        while len(calls) < before + 10:
+            await asyncio.sleep(0.01)
             found = prober.edges["localhost"].mesh
             assert found is not None
             assert found.outcome == "other-secret"
@@ -417,7 +430,7 @@ def test_a_receiver_that_hangs_costs_its_limit(monkeypatch: pytest.MonkeyPatch) 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1 << 20):  # until the sender has had enough
             pass
-        writer.close()
+        await hang_up(writer)
         is_over.set()
 
     async def work() -> None:
@@ -426,10 +439,9 @@ def test_a_receiver_that_hangs_costs_its_limit(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(EOFError):
             await bulk.send(wire.Link(reader, writer, (b"1", b"2")))
         writer.write_eof()
-        writer.close()
+        await hang_up(writer)
         server.close()
         await is_over.wait()
-        await asyncio.sleep(0.01)  # for the loop to close both ends
 
     asyncio.run(work())
 

@@ -199,9 +199,9 @@ def _off_and_on(loop: Loop) -> None:
 
 
 def _settled(loop: Loop) -> int:
-    """Return the number of collectives once the last batches of before are stored."""
-    number = loop.num_collectives()
-    time.sleep(2.5)
+    """Return the number of collectives once none came in 20 steps: those of before are stored."""
+    number, step = loop.num_collectives(), loop.step()
+    loop.until(lambda: loop.step() >= step + 20)
     return number if loop.num_collectives() == number else 0
 
 

@@ -8,9 +8,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from rankscope.wire import schema
 from tests.ports import free_port
@@ -202,28 +205,42 @@ def test_an_agent_that_goes_silent_is_named_and_its_return_is_said(start_server:
 
 
 def test_the_dead_man_switch_stays_silent_while_the_process_is_stopped(
-    start_server: Start,
+    start_server: Start, tmp_path: Path
 ) -> None:
-    with receiving() as receiver:
-        server = start_server(
-            *QUICK, "--deadman-seconds", "0.2",
-            RANKSCOPE_SERVER_DEADMAN_URL=f"{receiver.url}/ping/1",
-        )  # fmt: skip
-        receiver.wait(2)
+    """Beside one that runs: it shows how long that was."""
+    flags = (*QUICK, "--deadman-seconds", "0.2")
+    (tmp_path / "beside").mkdir()
+    with (
+        receiving() as receiver,
+        closing(
+            ServerProcess(
+                tmp_path / "beside", *flags, RANKSCOPE_SERVER_DEADMAN_URL=f"{receiver.url}/running"
+            )
+        ) as beside,
+    ):
+        server = start_server(*flags, RANKSCOPE_SERVER_DEADMAN_URL=f"{receiver.url}/stopped")
+        beside.start()
+
+        def pings(name: str) -> int:
+            return [one.path for one in receiver.got].count(f"/{name}")
+
+        def wait_for_pings(name: str, number: int) -> None:
+            end = pings(name) + number
+            wait_for(lambda: pings(name) >= end, f"{number} more requests to /{name}")
+
+        wait_for_pings("stopped", 2)
         assert server.process is not None
-        server.process.send_signal(signal.SIGSTOP)
+        stopped = psutil.Process(server.process.pid)
+        stopped.suspend()
         try:
-            wait_for(lambda: _is_quiet(receiver), "no requests for a second")
+            wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, "a stopped process")
+            wait_for_pings("running", 2)  # what was on its way before has come
+            before = pings("stopped")
+            wait_for_pings("running", 5)
+            assert pings("stopped") == before
         finally:
-            server.process.send_signal(signal.SIGCONT)
-        receiver.wait(len(receiver.got) + 2)
-        assert {one.path for one in receiver.got} == {"/ping/1"}
-
-
-def _is_quiet(receiver: Receiver) -> bool:
-    before = len(receiver.got)
-    time.sleep(1.0)
-    return len(receiver.got) == before
+            stopped.resume()
+        wait_for_pings("stopped", 2)
 
 
 def test_a_receiver_that_does_not_answer_holds_up_no_end(start_server: Start) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from rankscope.wire import schema
 from tests.server.conftest import Sender, ServerProcess, TestClient, poster
+from tests.server.receivers import wait_for
 from tests.server.seed import seed_with
 
 Start = Callable[..., ServerProcess]
@@ -108,6 +109,12 @@ def test_a_failure_is_logged_with_the_id_that_the_answer_names(
     assert [record for record in caplog.records if identity in record.getMessage()]
 
 
+def _queue_bytes(url: str) -> float:
+    text = httpx.get(f"{url}/metrics").text
+    (found,) = re.findall(r"^rankscope_queue_bytes (\S+)$", text, re.M)
+    return float(found)
+
+
 @pytest.mark.parametrize("seconds", [1, 4])
 def test_it_ends_in_time_with_open_streams_and_a_request_that_never_comes(
     start_server: Start, seconds: int
@@ -120,7 +127,7 @@ def test_it_ends_in_time_with_open_streams_and_a_request_that_never_comes(
     assert b"text/event-stream" in stream.recv(4096)
     slow = socket.create_connection((host, int(port)))
     slow.sendall(b"POST /api/v1/ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nx")
-    time.sleep(0.3)  # until the server has begun to read it
+    wait_for(lambda: _queue_bytes(server.url) > 0, "a body that is being read")
     took = server.end(signal.SIGTERM, timeout=30)
     assert server.process is not None
     assert server.process.returncode == 0

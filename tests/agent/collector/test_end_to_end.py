@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rankscope.files import journal
@@ -177,11 +179,23 @@ def test_sigterm_drains_and_ends(run: Path, receiver: Receiver) -> None:
     assert [line.message for line in receiver.records(schema.LogLine)] == ["just before"]
 
 
+def _watches_a_process(pid: int) -> bool:
+    """Whether a process holds the pidfd of another one."""
+    for opened in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if "pidfd" in os.readlink(opened):
+                return True
+    return False
+
+
 def test_without_a_server_the_files_stay_and_the_watch_goes_on(run: Path) -> None:
     rank = start_rank(run, 0, 100, 1000, "wait")
     assert ensure(run)
     wait_for(lambda: (run / "node" / "pid").exists() and list(run.glob("0/*/steps.ring")))
-    time.sleep(1.5)
+    collector = psutil.Process(processes.collector_pid(run))
+    wait_for(lambda: _watches_a_process(collector.pid))
+    turns = collector.num_ctx_switches().voluntary  # it waits once in each
+    wait_for(lambda: collector.num_ctx_switches().voluntary >= turns + 8)
     stop(rank)
     own = run / "node" / "collector"
     wait_for(lambda: own.exists() and b"rank_end" in (own / "journal.0").read_bytes())

@@ -109,20 +109,31 @@ import faulthandler, os, signal, sys, time
 if sys.argv[2] != "bare":
     faulthandler.register(39, file=open(sys.argv[1], "a"), all_threads=True, chain=False)
 if sys.argv[2] == "exec":
-    os.execv(sys.executable, [sys.executable, "-c", "import time; print('up', flush=True);"
-                              "time.sleep(600)"])
+    os.execv(sys.executable, [sys.executable, "-c", "print('up', flush=True)\\nwhile input() == '':"
+                              " print('still up', flush=True)"])
 print("up", flush=True)
-time.sleep(600)
+while input() == "":
+    print("still up", flush=True)
 """
 
 
 def start(path: Path, kind: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(path), kind], stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", SCRIPT, str(path), kind],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()
     return process
+
+
+def answers(process: subprocess.Popen[str]) -> bool:
+    """Whether it is up: a signal that was sent before is delivered before it reads on."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline() == "still up\n"
 
 
 def test_a_real_process_writes_its_stacks(tmp_path: Path) -> None:
@@ -141,8 +152,7 @@ def test_a_real_process_writes_its_stacks(tmp_path: Path) -> None:
 def test_never_to_a_process_whose_default_action_would_kill_it(tmp_path: Path, kind: str) -> None:
     process = start(tmp_path / "stacks", kind)
     assert not send_stack_signal(process.pid, process_start_ticks(process.pid), 39)
-    time.sleep(0.1)
-    assert process.poll() is None
+    assert answers(process)
     process.kill()
     process.communicate()
 

@@ -78,10 +78,10 @@ def test_the_spool_is_bounded_and_says_what_went(run: Path) -> None:
     wait_for(lambda: spooled(run))  # or all would be one batch, and the newest stays
     noise = random.Random(1)
     for number in range(30):
+        newest = spooled(run)[-1:]
         fake.say(f"line {number} " + noise.randbytes(6000).hex())
-        time.sleep(0.1)
-    time.sleep(1)
-    assert sum(path.stat().st_size for path in spooled(run)) <= limit
+        wait_for(lambda newest=newest: spooled(run)[-1:] != newest)  # each is a batch of its own
+    wait_for(lambda: sum(path.stat().st_size for path in spooled(run)) <= limit)
     receiver = Receiver(port)
     try:
         wait_for(lambda: ("spool", "spool full") in receiver.losses())

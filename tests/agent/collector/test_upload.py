@@ -165,8 +165,7 @@ def test_a_spool_file_that_is_damaged_is_counted(tmp_path: Path, receiver: Recei
     uploader.start()
     wait_for(lambda: receiver.batches)
     assert refused == [(7, "spool file unreadable: not a spool file")]
-    time.sleep(0.05)
-    assert not path.exists()
+    wait_for(lambda: not path.exists())
 
 
 @given(st.data())
