@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,17 @@ def doctor(*arguments: str, **variables: str) -> tuple[int, dict[tuple[str, str]
     return done.returncode, {(row["part"], row["name"]): row for row in document["rows"]}
 
 
+def advised(rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> int:
+    """Return the exit code that the rows call for: 1 where one is advice or fails."""
+    return int(any(row["state"] in ("advice", "fails") for row in rows.values()))
+
+
 def test_names_every_source_and_hook(tmp_path: Path) -> None:
     if build.is_needed():
         capabilities.need("compiler")
         build.build()
     code, rows = doctor(RANKSCOPE_DIR=str(tmp_path))
-    assert code in (0, 1)
+    assert code == advised(rows)
     assert rows["collectives", "probe"]["state"] == "used"
     assert {name for part, name in rows if part == "collectives"} == {s.name for s in SOURCES}
     named = {name for part, name in rows if part == "hooks"}
@@ -60,7 +67,8 @@ def test_what_works_is_one_line_and_all_of_it_on_demand(tmp_path: Path) -> None:
         r"Recorded here: collectives by \w+, \d+ of \d+ hooks, \d+ of \d+ sources", short[0]
     )
     table = "\n".join(whole)
-    assert len(short) == 1 or "advice" in table or "fails" in table
+    _, rows = doctor(RANKSCOPE_DIR=str(tmp_path))
+    assert (len(short) > 1) == bool(advised(rows))
     assert all(hook.name in table for hook in HOOKS if hook.name != "collectives")
 
 
@@ -70,10 +78,9 @@ def test_without_a_compiler_another_source_is_used(tmp_path: Path) -> None:
     assert rows["collectives", "probe"]["state"] == "skipped"
     assert "no C++ compiler" in rows["collectives", "probe"]["detail"]
     states = {name: row["state"] for (part, name), row in rows.items() if part == "collectives"}
-    assert [name for name, state in states.items() if state == "used"] in (
-        ["official"],
-        ["kernels"],
-    )
+    has_hooks = tuple(map(int, version("torch").split(".")[:2])) >= (2, 14)
+    best = "official" if has_hooks else "kernels"
+    assert [name for name, state in states.items() if state == "used"] == [best]
     (used,) = (
         row for row in rows.values() if row["part"] == "collectives" and row["state"] == "used"
     )
@@ -81,7 +88,7 @@ def test_without_a_compiler_another_source_is_used(tmp_path: Path) -> None:
         "better: probe, about 2 us: install g++ and run `rankscope doctor --build`"
         in used["detail"]
     )
-    assert code in (0, 1)
+    assert code == advised(rows)
 
 
 def test_with_a_ready_made_probe_nothing_is_compiled(tmp_path: Path) -> None:

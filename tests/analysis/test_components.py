@@ -83,24 +83,23 @@ def pick(kind: str, seed: int) -> str:
 @pytest.mark.parametrize("order", ["dp-outer", "pp-outer"])
 @pytest.mark.parametrize("kind", ["nic", "host", "leaf"])
 @pytest.mark.parametrize("factor", [2.0, 1.3])
-def test_the_slow_component_or_none(order: str, kind: str, factor: float) -> None:
-    exact = silent = 0
+def test_the_slow_component(order: str, kind: str, factor: float) -> None:
     for seed in range(4):
         bad = pick(kind, seed)
-        found = [one.component for one in verdict(seed, 0.05, order, bad, factor).found]
-        exact += found == [bad]
-        silent += not found
-        assert found in ([], [bad])
-    assert exact >= 3
+        found = verdict(seed, 0.05, order, bad, factor).found
+        assert [one.component for one in found] == [bad], seed
 
 
-@pytest.mark.parametrize("kind", ["nic", "host", "leaf"])
-def test_much_noise_makes_it_silent_not_wrong(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "silent"), [("nic", set()), ("host", {2}), ("leaf", {0, 1, 3, 4, 5})]
+)
+def test_much_noise_makes_it_silent_not_wrong(kind: str, silent: set[int]) -> None:
+    """`silent`: the draws in which a component that is 1.3 times slower is lost in the noise."""
     for seed in range(6):
         bad = pick(kind, seed)
-        for factor in (1.3, 2.0):
-            found = [one.component for one in verdict(seed, 0.15, "pp-outer", bad, factor).found]
-            assert found in ([], [bad])
+        for factor, is_silent in ((1.3, seed in silent), (2.0, False)):
+            found = verdict(seed, 0.15, "pp-outer", bad, factor).found
+            assert [one.component for one in found] == [bad][is_silent:], (seed, factor)
 
 
 def test_no_fault_is_quiet() -> None:

@@ -103,7 +103,7 @@ def test_stalls_are_named_where_waits_of_thinned_steps_are_not_known(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bursts_of_other_work_are_not_above_info(seed: int) -> None:
+def test_bursts_of_other_work_are_no_finding(seed: int) -> None:
     """They take rank 0 to 1.6 times its usual work four times, for 5 to 12 steps."""
 
     def bursts(chance: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -112,8 +112,7 @@ def test_bursts_of_other_work_are_not_above_info(seed: int) -> None:
             extra[begin : begin + chance.integers(5, 13)] = 48.0
         return extra, np.zeros(STEPS)
 
-    found = findings(bursts, seed=seed, noise=0.05)
-    assert [finding.severity for finding in found] in ([], ["info"])
+    assert findings(bursts, seed=seed, noise=0.05) == []
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -218,8 +218,8 @@ def test_the_oldest_go_by_size(client: TestClient) -> None:
     }
     assert 0 < sum(left.values()) <= 20_000
     assert sum(sizes.values()) - sum(left.values()) == sum(row["bytes"] for row in planned)
-    assert left["first"] == 0 or left["second"] == sizes["second"]
-    assert left["third"] > 0 or sizes["third"] > 20_000
+    assert left["first"] < sizes["first"]  # a part of it is enough
+    assert (left["second"], left["third"]) == (sizes["second"], sizes["third"])
 
 
 @rules(keep_numbers_bytes=20_000)
