@@ -29,12 +29,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rankscope_trainer.checkpoint_folder import finished
+from rankscope_trainer.checkpoint_folder import best, finished
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.world import World
 
-FORMAT = 3  # 1 counted the position in batches of a rank, 2 knew no early stopping
+FORMAT = 4  # 1 counted the position in batches of a rank, 2 knew no early stopping, 3 no loss
 SHARDED = "sharded"  # folder of what the ranks write together
 
 
@@ -46,6 +46,7 @@ class Progress:
     position: int  # windows that all ranks together have drawn
     best_validation: float | None = None  # of early stopping, as the next
     validations_in_vain: int = 0
+    loss: float | None = None  # over all ranks, where one is measured for the checkpoint
 
 
 class Checkpoints:
@@ -56,16 +57,19 @@ class Checkpoints:
         folder: str,
         *,
         keep: int,
+        keep_best: bool = False,
         world: World,
         shape: dict[str, Any],
         is_elastic: bool = False,
     ) -> None:
         """Name the folder; `shape` is what a checkpoint must agree on to be resumed.
 
+        The `keep` newest ones are kept, and with `keep_best` that with the least loss.
         Where `is_elastic`, the number of ranks need not be the same.
         """
         self._folder = Path(folder)
         self._keep = keep
+        self._keep_best = keep_best
         self._world = world
         self._shape = {"world_size": world.world_size, **shape}
         self._is_elastic = is_elastic
@@ -97,13 +101,29 @@ class Checkpoints:
                 shutil.rmtree(final)  # an older run, not resumed, came as far
             unfinished.rename(final)
             _flush_folder(self._folder)
+            spared = best(self._folder) if self._keep_best else None
             for old in finished(self._folder)[: -self._keep]:
-                shutil.rmtree(old)
+                if old != spared:
+                    _remove(old)
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint, 0 without any: as rank 0 sees it, for all."""
         checkpoints = finished(self._folder)
-        step = int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+        return self._agree_on(checkpoints[-1] if checkpoints else None)
+
+    def best_step(self) -> int:
+        """Return the step with the least loss, 0 without any, and remove those after it.
+
+        Else the newest one would be of a run that was given up.
+        """
+        path = best(self._folder)
+        for later in finished(self._folder) if path is not None and not self._world.rank else ():
+            if path is not None and later.name > path.name:
+                _remove(later)
+        return self._agree_on(path)
+
+    def _agree_on(self, checkpoint: Path | None) -> int:
+        step = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
         agreed = torch.tensor(step, device=self._world.device)
         dist.broadcast(agreed, src=0)
         return int(agreed.item())
@@ -168,6 +188,13 @@ def _write(path: Path, part: dict[str, Any]) -> None:
         torch.save(part, file)
         file.flush()
         os.fsync(file.fileno())  # or a power failure could leave a complete name on lost content
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint that is whole: half removed it is not one any more."""
+    leaving = checkpoint.with_suffix(".tmp")
+    checkpoint.rename(leaving)
+    shutil.rmtree(leaving)
 
 
 def _flush_folder(folder: Path) -> None:

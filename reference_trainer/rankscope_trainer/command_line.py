@@ -167,6 +167,7 @@ def _check_together(settings: Settings, world_size: int) -> None:
         parse_fault(text, world_size, settings.steps)
     if settings.patience and not settings.validate_every:
         raise SettingError("patience", "nothing is validated", "Give validate_every as well")
+    checks.checkpoints(settings)
     if settings.validate_every and not settings.validation_ratio:
         raise SettingError(
             "validation_ratio", "there is nothing to validate on", "Give a ratio above 0"

@@ -7,6 +7,7 @@ epoch, and depends on nothing but the seed.
 
 from __future__ import annotations
 
+import math
 import sysconfig
 import zlib
 from collections import deque
@@ -16,7 +17,13 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Sampler,
+    get_worker_info,
+)
 
 from rankscope_trainer.errors import SettingError
 
@@ -79,22 +86,27 @@ def checksum(inputs_T: Tensor, next_T: Tensor) -> int:
 
 
 class Slices(Sampler[list[int]]):
-    """This shard's part of each slice of an epoch that is still to come."""
+    """This shard's part of each slice of an epoch that is still to come.
 
-    def __init__(self, num_windows: int, sizes: Sequence[int], shard: int, seed: int) -> None:
+    PyTorch's `DistributedSampler` deals an epoch's order out like cards, to as many replicas as
+    there are shards. It gives all of them equally much: where shards take unequal parts, a shard is
+    several of its replicas. A slice has the same number of cards for each replica wherever it
+    begins, so the number of replicas may change within an epoch.
+    """
+
+    def __init__(self, windows: ByteWindows, sizes: Sequence[int], shard: int, seed: int) -> None:
         """A step takes a slice of `sum(sizes)` windows; `sizes[i]` of them go to shard i."""
         self.slice_size = sum(sizes)
-        self.first = sum(sizes[:shard])  # where this shard's part begins in a slice
-        self.epoch = 0
         self.drawn = 0  # windows of this epoch that were drawn before, by all shards
         self.ahead: deque[list[int]] = deque()  # drawn, but not yet handed out as a batch
-        self._num_windows = num_windows
-        self._seed = seed
-        self._size = sizes[shard]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Shuffle anew: without it each epoch has the order of the one before."""
-        self.epoch = epoch
+        self._num_windows = len(windows)
+        self._part = math.gcd(*sizes)  # windows of one replica in a slice
+        replicas, first = self.slice_size // self._part, sum(sizes[:shard]) // self._part
+        self.samplers: list[DistributedSampler[int]] = [
+            DistributedSampler(windows, num_replicas=replicas, rank=rank, seed=seed)
+            for rank in range(first, first + sizes[shard] // self._part)
+        ]
+        self.sampler = self.samplers[0]  # where watchers of a DataLoader look for it
 
     def __len__(self) -> int:
         """Count the slices of a whole epoch; a rest that fills none is dropped."""
@@ -102,23 +114,25 @@ class Slices(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the indices of one batch after the other."""
-        generator = torch.Generator().manual_seed(self._seed + self.epoch)
-        order = torch.randperm(self._num_windows, generator=generator).tolist()
-        last = self._num_windows - self.slice_size
-        for start in range(self.drawn, last + 1, self.slice_size):
-            own = start + self.first
-            self.ahead.append(order[own : own + self._size])
+        dealt: dict[int, list[int]] = {}  # by replica
+        for drawn in range(self.drawn, self._num_windows - self.slice_size + 1, self.slice_size):
+            self.ahead.append([])
+            for sampler in self.samplers:
+                if sampler.rank not in dealt:
+                    dealt[sampler.rank] = list(sampler)
+                begin = -(-(drawn - sampler.rank) // sampler.num_replicas)  # drawn before
+                self.ahead[-1] += dealt[sampler.rank][begin : begin + self._part]
             yield self.ahead[-1]
 
 
 class Batches:
     """Batches without end, epoch after epoch; `position` says where in the data they are.
 
-    A step takes the next slice of the epoch's order, and each shard takes its part of the slice:
+    A step takes the next slice of the epoch's order, and deals it out to the shards:
 
-        order   | step 1              | step 2              | step 3              | ...
-        3 ranks | rank 0 rank 1 rank 2| rank 0 rank 1 rank 2|
-        2 ranks                                             | rank 0    rank 1    | ...
+        order   | step 1      | step 2      | step 3      | ...
+        3 ranks | 0 1 2 0 1 2 | 0 1 2 0 1 2 |
+        2 ranks                             | 0 1 0 1 0 1 | ...
 
     `position` counts the windows that all shards together have drawn since the beginning. What
     comes next follows from it alone, so another number of ranks goes on exactly where the former
@@ -147,7 +161,7 @@ class Batches:
         self._checksums = checksums
         sizes = [batch_size] * num_shards if isinstance(batch_size, int) else batch_size
         self._windows = windows
-        self.slices = Slices(len(windows), sizes, shard, seed)
+        self.slices = Slices(windows, sizes, shard, seed)
 
         def collate(samples: list[Sample]) -> Sample:
             (on_worker_load if get_worker_info() else on_load)()
@@ -203,7 +217,8 @@ class Batches:
         """Yield batches from `position` on."""
         while True:
             epoch, drawn = divmod(self.position, len(self._windows))
-            self.slices.set_epoch(epoch)
+            for sampler in self.slices.samplers:
+                sampler.set_epoch(epoch)  # without it each epoch has the order of the first
             self.slices.drawn = drawn
             self.slices.ahead.clear()
             for batch in self._loader:

@@ -203,7 +203,17 @@ class Settings:
     checkpoint_dir: str = _setting("", "Write checkpoints into this directory; empty: none.")
     checkpoint_every: int = _setting(50, "Steps between two checkpoints.", minimum=1)
     checkpoint_keep: int = _setting(2, "Newest checkpoints that are kept.", minimum=1)
-    resume: bool = _setting(True, "Go on from the newest checkpoint, if there is one.")
+    keep_best: bool = _setting(
+        False,
+        "Also keep the checkpoint with the least loss: of its validation, or without any the mean"
+        " of training since the checkpoint before.",
+    )
+    resume: bool = _setting(True, "Go on from a checkpoint, if there is one.")
+    resume_from: str = _setting(
+        "newest",
+        "The checkpoint to go on from; best: that with the least loss, and those after it go.",
+        choices=("newest", "best"),
+    )
 
     device: str = _setting(
         "auto",

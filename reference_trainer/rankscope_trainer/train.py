@@ -28,7 +28,7 @@ from rankscope_trainer.faults.injector import Injector
 from rankscope_trainer.faults.plan import parse_fault
 from rankscope_trainer.json_lines import JsonLines
 from rankscope_trainer.learning_rate import changes_learning_rate, doubt, learning_rate
-from rankscope_trainer.patience import Patience
+from rankscope_trainer.patience import Patience, agreed_mean
 from rankscope_trainer.report import Report
 from rankscope_trainer.settings import Settings
 from rankscope_trainer.source import DataSource, FileWindows, open_source
@@ -101,7 +101,8 @@ class Trainer:
         )
         self.times = StepTimes(settings.step_times, rank=world.rank, restarts=world.restarts)
         self.checkpoints = _build_checkpoints(settings, world, self.strategy)
-        self.patience = Patience(settings.patience, world.device)
+        self.patience = Patience(settings.patience, world.device, agrees=settings.keep_best)
+        self._losses: list[float] = []  # known here, since the last checkpoint
         self.stopping = stopping or Stopping()
         self.faults.attach(self)
         if world.rank == 0 and (text := doubt(settings)):
@@ -137,6 +138,8 @@ class Trainer:
                 own = self.strategy.metrics()
                 self.report.step(step, known_loss, learning_rate, **own, **measured)
                 self.times.trained()
+                if known_loss is not None and self.settings.keep_best:
+                    self._losses.append(known_loss)
                 self._after(step)
                 self.times.end(step, own.get("waited_seconds"))
             self.strategy.settle()
@@ -186,15 +189,25 @@ class Trainer:
     def _after(self, step: int) -> None:
         """Validate and write a checkpoint where they are due."""
         every = self.settings.validate_every
+        validated: float | None = None
         if every and step % every == 0:
-            self.report.validation(step, self.patience.observe(self._validate()))
+            validated = self.patience.observe(self._validate())
+            self.report.validation(step, validated)
         is_last = self.patience.is_exhausted
         if is_last:
             logger.info("stopped early after step %d: validation does not improve", step)
         if is_last or step % self.settings.checkpoint_every == 0:
-            self._save(step)
+            self._save(step, self._loss_of_checkpoint(validated))
 
-    def _save(self, step: int) -> None:
+    def _loss_of_checkpoint(self, validated: float | None) -> float | None:
+        """Return the loss by which a checkpoint may be the best one; all ranks call this."""
+        losses, self._losses = self._losses, []
+        if not self.settings.keep_best or self.settings.validate_every:
+            return validated
+        own = math.fsum(losses) / len(losses) if losses else None
+        return agreed_mean(own, self.world.device)
+
+    def _save(self, step: int, loss: float | None = None) -> None:
         """Write a checkpoint, unless there is one of this step already."""
         if self.checkpoints is None or step == self._saved:
             return
@@ -206,6 +219,7 @@ class Trainer:
             position=self.batches.position,
             best_validation=self.patience.best if self.patience.best < math.inf else None,
             validations_in_vain=self.patience.in_vain,
+            loss=loss,
         )
         self.faults.fire(Place.CHECKPOINT)
         has_weights = not self.strategy.is_replicated or self.world.rank == 0
@@ -233,7 +247,8 @@ class Trainer:
         """Return the step after which training goes on."""
         if self.checkpoints is None or not self.settings.resume:
             return 0
-        step = self.checkpoints.newest_step()
+        is_best = self.settings.resume_from == "best"
+        step = self.checkpoints.best_step() if is_best else self.checkpoints.newest_step()
         if self.world.rank == 0:
             self._report_attempt(self.checkpoints, step)
         if not step:
@@ -345,6 +360,7 @@ def _build_checkpoints(settings: Settings, world: World, strategy: Strategy) -> 
     checkpoints = Checkpoints(
         settings.checkpoint_dir,
         keep=settings.checkpoint_keep,
+        keep_best=settings.keep_best,
         world=world,
         shape=shape,
         is_elastic=STRATEGIES[settings.strategy].is_elastic,

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import math
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,6 +10,7 @@ import pytest
 import torch
 
 from rankscope_trainer.checkpoint import Checkpoints, Progress
+from rankscope_trainer.checkpoint_folder import finished
 from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Sample
 from rankscope_trainer.errors import SettingError
@@ -14,6 +18,8 @@ from rankscope_trainer.model import GPT
 from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.train import Trainer
 from rankscope_trainer.world import World
+from tests.trainer.launch import run
+from tests.trainer.whole_runs import assert_traffic_as_computed
 
 MODEL = {"width": 8}
 
@@ -164,3 +170,96 @@ def test_dropout_goes_on_with_the_same_random_numbers(
     assert resumed.batches.position == whole.batches.position
     pairs = zip(whole.strategy.model.parameters(), resumed.strategy.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def _saved(checkpoints: Checkpoints, losses: dict[int, float | None]) -> Checkpoints:
+    for step, loss in losses.items():
+        checkpoints.save(Progress(step=step, position=step, loss=loss), Net(), has_weights=True)
+    return checkpoints
+
+
+def test_the_best_is_kept_beside_the_newest(world: World, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path), keep=1, keep_best=True, world=world, shape=MODEL)
+    _saved(checkpoints, {1: 2.0, 2: 1.5, 3: math.nan, 4: None, 5: 1.5})
+    assert _names(tmp_path) == ["step-00000002", "step-00000005"]
+    _saved(checkpoints, {6: 1.0, 7: 3.0})
+    assert _names(tmp_path) == ["step-00000006", "step-00000007"]
+    assert checkpoints.newest_step() == 7
+    assert checkpoints.best_step() == 6
+    assert _names(tmp_path) == ["step-00000006"]  # a newer one is of a run that was given up
+
+
+def test_without_a_known_loss_none_is_the_best(world: World, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path), keep=2, keep_best=True, world=world, shape=MODEL)
+    _saved(checkpoints, {1: None, 2: math.nan})
+    assert checkpoints.best_step() == 0
+    assert _names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_one_whose_removal_was_interrupted_is_none_any_more(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = _saved(_checkpoints(tmp_path, world, keep=1), {1: None})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _saved(checkpoints, {2: None})
+    assert _names(tmp_path) == ["step-00000001.tmp", "step-00000002"]
+    checkpoints.remove_unfinished()
+    assert _names(tmp_path) == ["step-00000002"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "words"),
+    [
+        ("--keep-best", "keep_best", "no checkpoint is written"),
+        ("--keep-best --checkpoint-dir c --validate-every 4 --checkpoint-every 6", "keep_best",
+         "multiple of validate_every"),
+        ("--resume-from best", "resume_from", "no checkpoint"),
+        ("--resume-from best --checkpoint-dir c --no-resume", "resume_from", "no checkpoint"),
+        ("--keep-best --checkpoint-dir c --uneven-ratio 0.2", "uneven_ratio", "keep_best"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_checkpoint_the_best_is_refused(
+    arguments: str, name: str, words: str
+) -> None:
+    with pytest.raises(SettingError, match=words) as raised:
+        load_settings(arguments.split(), {}, 2)
+    assert raised.value.name == name
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("measured", "strategy"), [("training", "ddp"), ("validation", "pipeline")]
+)
+def test_the_best_survives_a_kill_and_can_be_gone_back_to(
+    tmp_path: Path, measured: str, strategy: str
+) -> None:
+    """The rate of learning explodes after a while: from then on each checkpoint is worse."""
+    common = ["--strategy", strategy, "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    common += ["--checkpoint-every", "3", "--checkpoint-keep", "1", "--keep-best"]
+    common += ["--validate-every", "3", "--validate-batches", "2"] * (measured == "validation")
+    explodes = ["--fault", "exploding_loss:rank=all,start=10,steps=3"]
+    killed = run(
+        tmp_path, 2, *common, *explodes, "--fault", "sigkill:rank=1,start=17", "--steps", "30"
+    )
+    assert killed.code != 0
+    assert finished_steps(tmp_path / "checkpoints") == [9, 15], killed.output
+    losses = {
+        step: json.loads((path / "checkpoint.json").read_text())["loss"]
+        for step, path in zip([9, 15], finished(tmp_path / "checkpoints"), strict=True)
+    }
+    assert losses[9] < losses[15]
+    again = run(tmp_path, 2, *common, "--resume-from", "best", "--steps", "12")
+    assert again.code == 0, again.output
+    assert again.output.count("resumed after step 9") == 2
+    assert finished_steps(tmp_path / "checkpoints") == [12]  # better, as nothing exploded
+    assert_traffic_as_computed(again, 2, resumed_after=9)
+
+
+def finished_steps(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in finished(folder)]

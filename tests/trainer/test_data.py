@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
 
 from rankscope_trainer.data import (
     Batches,
@@ -97,7 +98,7 @@ def test_the_number_of_ranks_does_not_change_what_a_step_draws() -> None:
     expected, end = _slices([12], 10)
     before, middle = _slices([4, 4, 4], 4)
     after, end_after = _slices([8, 4], 6, middle)
-    assert before + after == expected
+    assert [sorted(step) for step in before + after] == [sorted(step) for step in expected]
     assert end == end_after
     assert middle == 4 * 12
 
@@ -106,7 +107,33 @@ def test_another_global_batch_leaves_nothing_out_and_draws_nothing_twice() -> No
     before, middle = _slices([4, 4, 4], 4)
     after, _ = _slices([4, 4], 5, middle)
     whole, _ = _slices([1], 88)
-    assert [window for step in before + after for window in step] == [one for (one,) in whole]
+    order = [one for (one,) in whole]
+    for step in before + after:
+        assert sorted(step) == sorted(order[: len(step)])
+        del order[: len(step)]
+    assert not order
+
+
+@pytest.mark.parametrize(("sizes", "replicas"), [([4, 4, 4], 3), ([8, 4], 3), ([6, 6], 2)])
+def test_each_shard_draws_what_a_distributed_sampler_deals_to_it(
+    sizes: list[int], replicas: int
+) -> None:
+    windows = ByteWindows(TEXT, context=10)
+    part, first = sum(sizes) // replicas, 0
+    for shard, size in enumerate(sizes):
+        batches = Batches(windows, batch_size=sizes, shard=shard, num_shards=len(sizes), seed=5)
+        expected: list[list[int]] = [[] for _ in range(2 * (len(windows) // sum(sizes)))]
+        for rank in range(first, first + size // part):
+            sampler = DistributedSampler(windows, replicas, rank, seed=5)
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                own = list(sampler)
+                for step in range(len(expected) // 2):
+                    drawn = own[step * part : (step + 1) * part]
+                    expected[epoch * len(expected) // 2 + step] += drawn
+        first += size // part
+        for indices, inputs in zip(expected, _take(batches, len(expected)), strict=True):
+            assert torch.equal(inputs, torch.stack([windows[index][0] for index in indices]))
 
 
 def test_workers_draw_the_same_batches_also_from_elsewhere() -> None:

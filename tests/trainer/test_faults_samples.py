@@ -21,7 +21,7 @@ def test_ranks_that_forgot_their_part_draw_the_same() -> None:
     first, second = (
         Batches(windows, batch_size=4, shard=shard, num_shards=2, seed=1) for shard in range(2)
     )
-    second.slices.first = 0
+    second.slices.sampler.rank = 0
     for (one, _), (other, _) in itertools.islice(zip(first, second, strict=True), 9):
         assert one.equal(other)
 

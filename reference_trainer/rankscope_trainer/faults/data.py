@@ -70,8 +70,9 @@ class ForgottenSampler(Fault):  # a DataLoader without a DistributedSampler
             raise SettingError("fault", problem, "Choose strategy ddp, and two ranks or more")
 
     def fire(self, context: FaultContext) -> None:
-        """Take the part that begins each slice."""
-        context.parts().batches.slices.first = 0
+        """Be the replicas that are dealt to first."""
+        for rank, sampler in enumerate(context.parts().batches.slices.samplers):
+            sampler.rank = rank
 
 
 class ForgottenSetEpoch(Fault):  # a DistributedSampler shuffles by its epoch alone
@@ -84,11 +85,13 @@ class ForgottenSetEpoch(Fault):  # a DistributedSampler shuffles by its epoch al
 
     def begin(self, context: FaultContext) -> None:
         """Leave the sampler at the epoch in which it is."""
-        vars(context.parts().batches.slices)["set_epoch"] = lambda epoch: None
+        for sampler in context.parts().batches.slices.samplers:
+            vars(sampler)["set_epoch"] = lambda epoch: None
 
     def end(self, context: FaultContext) -> None:
         """Let it shuffle again."""
-        del vars(context.parts().batches.slices)["set_epoch"]
+        for sampler in context.parts().batches.slices.samplers:
+            del vars(sampler)["set_epoch"]
 
 
 class CorruptBatch(Fault):

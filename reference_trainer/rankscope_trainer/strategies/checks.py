@@ -22,6 +22,7 @@ def ddp(settings: Settings, world_size: int) -> None:
         "static_graph",
         "global_batch",
         "patience",
+        "keep_best",
         "check_batches",
         "grace_seconds",
         "data_path",
@@ -31,6 +32,27 @@ def ddp(settings: Settings, world_size: int) -> None:
         if getattr(settings, name) not in ("none", "", 0):
             problem = f"ranks that ran out of batches cannot take part in {name}"
             raise SettingError("uneven_ratio", problem, f"Leave out either uneven_ratio or {name}")
+
+
+def checkpoints(settings: Settings) -> None:
+    """The best checkpoint is known where each has a loss of its own. Raises SettingError."""
+    if settings.keep_best and not settings.checkpoint_dir:
+        problem = "no checkpoint is written"
+        raise SettingError("keep_best", problem, "Give a checkpoint_dir as well")
+    if (
+        settings.keep_best
+        and settings.validate_every
+        and settings.checkpoint_every % settings.validate_every
+    ):
+        raise SettingError(
+            "keep_best",
+            f"checkpoints of every {settings.checkpoint_every} steps are not all validated, every"
+            f" {settings.validate_every}",
+            "Let checkpoint_every be a multiple of validate_every",
+        )
+    if settings.resume_from == "best" and not (settings.resume and settings.checkpoint_dir):
+        problem = "the run goes on from no checkpoint"
+        raise SettingError("resume_from", problem, "Give a checkpoint_dir, and leave out no-resume")
 
 
 def pipeline(settings: Settings, world_size: int) -> None:
@@ -167,7 +189,15 @@ def parameter_server(settings: Settings, world_size: int) -> None:
             raise SettingError(
                 name, f"{settings.consistency} has no common step", "Choose --consistency sync"
             )
-    for name in ("check_batches", "grace_seconds", "data_path", "patience", "least_seconds"):
+    meetings = (
+        "check_batches",
+        "grace_seconds",
+        "data_path",
+        "patience",
+        "keep_best",
+        "least_seconds",
+    )
+    for name in meetings:
         if settings.backup_workers and getattr(settings, name):
             problem = "all ranks meet for it, and backup_workers lets some of them be late"
             raise SettingError(name, problem, "Choose one of the two")

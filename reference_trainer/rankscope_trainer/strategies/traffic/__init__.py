@@ -18,6 +18,7 @@ from rankscope_trainer.strategies.traffic.message import (
     STARTUP,
     Message,
     Traffic,
+    is_saved,
     is_validated,
 )
 from rankscope_trainer.strategies.uneven import last_steps
@@ -49,11 +50,13 @@ def expected_traffic(
     """
     by_step = TRAFFIC[settings.strategy](settings, rank, world_size, resumed_after)
     for step in range(resumed_after + 1, settings.steps + 1):
-        # what ranks agree on before the step, and after a validation
+        # what ranks agree on before the step, after a validation, and on a checkpoint's loss
         if needs_agreement(settings):
             by_step[step][Message("all_reduce", AGREEMENT_BYTES)] += 1
-        if settings.patience:
+        if settings.patience or settings.keep_best:
             by_step[step][Message("all_reduce", PATIENCE_BYTES)] += is_validated(settings, step)
+        if settings.keep_best and not settings.validate_every:
+            by_step[step][Message("all_reduce", PATIENCE_BYTES)] += is_saved(settings, step)
     if settings.checkpoint_dir:
         if settings.resume:
             by_step[STARTUP][Message("broadcast", INT64_BYTES)] += 1  # the step to go on from
