@@ -125,7 +125,7 @@ class Settings:
     comm_hook: str = _setting(
         "none",
         "ddp: how gradients are made smaller to be sent.",
-        choices=("none", "fp16", "bf16", "powersgd"),
+        choices=("none", "fp16", "bf16", "fp8", "powersgd"),
     )
     powersgd_rank: int = _setting(2, "ddp, powersgd: columns kept of a gradient.", minimum=1)
     static_graph: bool = _setting(False, "ddp: every step uses the same parameters.")

@@ -55,7 +55,7 @@ class DataParallel(Strategy):
         self._replica = DistributedDataParallel(
             self.model, bucket_cap_mb=settings.bucket_mib, static_graph=settings.static_graph
         )
-        self._powersgd = comm_hooks.register(self._replica, settings)
+        self._memory = comm_hooks.register(self._replica, settings)
         self._hook_shape = f"{settings.comm_hook} {settings.powersgd_rank} {settings.bucket_mib}"
         self._is_uneven = settings.uneven_ratio > 0
         if settings.static_graph:
@@ -89,17 +89,17 @@ class DataParallel(Strategy):
         return join
 
     def state(self) -> dict[str, Any]:
-        """Return the errors that PowerSGD still owes; the other hooks remember nothing."""
-        return {} if self._powersgd is None else comm_hooks.powersgd_state(self._powersgd)
+        """Return the errors that PowerSGD and fp8 still owe; the other hooks remember nothing."""
+        return {} if self._memory is None else self._memory.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Put them back."""
-        if self._powersgd is not None:
-            comm_hooks.load_powersgd_state(self._powersgd, state, self._device)
+        if self._memory is not None:
+            self._memory.load_state(state, self._device)
 
     def checkpoint_shape(self) -> dict[str, str]:
-        """PowerSGD's errors fit the matrices and buckets that they were made with only."""
-        return {} if self._powersgd is None else {"powersgd": self._hook_shape}
+        """Errors fit the matrices, buckets and ranks that they were made with only."""
+        return {} if self._memory is None else {"comm_hook": self._hook_shape}
 
     def warm_up(self) -> None:
         """Let DDP regroup its buckets, which it does once, after the first backward.

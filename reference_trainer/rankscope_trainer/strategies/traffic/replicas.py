@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from rankscope_trainer.model import GPT, next_byte_loss
 from rankscope_trainer.settings import Settings
 from rankscope_trainer.strategies.comm_hooks import PLAIN_STEPS
+from rankscope_trainer.strategies.float8 import SCALE_BYTES, piece_length
 from rankscope_trainer.strategies.hogwild import NAME_BYTES
 from rankscope_trainer.strategies.ring import padded_length
 from rankscope_trainer.strategies.strategy import build_model
@@ -47,7 +48,7 @@ def ddp(settings: Settings, rank: int, world_size: int, resumed_after: int) -> d
     startup = ddp_constructor(model)
     for is_warmed_up in (settings.static_graph, bool(resumed_after)):
         if is_warmed_up:
-            startup += reduction(settings, whole, is_plain=True) + ddp_buffers(model)
+            startup += reduction(settings, whole, world_size, is_plain=True) + ddp_buffers(model)
     if settings.static_graph:  # which parameters were used, found out once
         startup[Message("all_reduce", INT32_BYTES * len(whole[0]))] += 1
     by_step = {STARTUP: startup}
@@ -55,7 +56,7 @@ def ddp(settings: Settings, rank: int, world_size: int, resumed_after: int) -> d
     for step in range(resumed_after + 1, settings.steps + 1):
         reductions = step + settings.static_graph  # including this one, without the warm-up
         groups = whole if step < regroups else buckets
-        by_step[step] = reduction(settings, groups, is_plain=reductions <= PLAIN_STEPS)
+        by_step[step] = reduction(settings, groups, world_size, is_plain=reductions <= PLAIN_STEPS)
         by_step[step] += ddp_buffers(model)
     if regroups in by_step:
         by_step[regroups] += ddp_regrouping(model, len(buckets))
@@ -125,14 +126,31 @@ def gradient_buckets(model: GPT, bucket_mib: float) -> list[list[Parameter]]:
     return _fill_buckets(gradient_order(model), int(bucket_mib * MIB))
 
 
-def reduction(settings: Settings, buckets: list[list[Parameter]], *, is_plain: bool) -> Traffic:
-    """Return the reductions of a step; `is_plain` while PowerSGD does not compress yet."""
+def reduction(
+    settings: Settings, buckets: list[list[Parameter]], world_size: int, *, is_plain: bool
+) -> Traffic:
+    """Return the reductions of a step; `is_plain` while fp8 and PowerSGD do not compress yet."""
+    if settings.comm_hook == "fp8" and not is_plain:
+        parts = (float8_reduction(bucket, world_size) for bucket in buckets)
+        return sum(parts, Traffic())
     if settings.comm_hook == "powersgd" and not is_plain:
         parts = (powersgd_reduction(bucket, settings.powersgd_rank) for bucket in buckets)
         return sum(parts, Traffic())
     is_half = settings.comm_hook in ("fp16", "bf16")
     return Traffic(
         Message("all_reduce", _num_bytes(bucket) // (2 if is_half else 1)) for bucket in buckets
+    )
+
+
+def float8_reduction(bucket: list[Parameter], world_size: int) -> Traffic:
+    """Return a byte for each number, and a scale for each piece: to who adds it up, and back."""
+    length = piece_length(sum(parameter.numel() for parameter in bucket), world_size)
+    message = SCALE_BYTES + length
+    return Traffic(
+        [
+            Message("all_to_all_single", world_size * message),
+            Message("all_gather", message),
+        ]
     )
 
 
