@@ -185,6 +185,11 @@ class Settings:
     server_shares: str = _setting(
         "", "parameter_server: share of the weights of each server, as 3,1; empty: equal."
     )
+    exchange: str = _setting(
+        "messages",
+        "parameter_server: workers send and receive, or call the servers (torch.distributed.rpc).",
+        choices=("messages", "calls"),
+    )
     consistency: str = _setting(
         "sync",
         "parameter_server: workers wait for all, for none, or for those far behind.",

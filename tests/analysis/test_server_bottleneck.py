@@ -115,6 +115,20 @@ def test_servers_have_a_role_of_their_own(servers: int) -> None:
     assert roles[0] == roles[1] != roles[3]
 
 
+@pytest.mark.parametrize("totals", [True, False])
+def test_a_server_that_is_called_is_known_by_what_it_reports(totals: bool) -> None:
+    """Calls of torch.distributed.rpc are no exchanges; who reports nothing has no role."""
+    items = items_of(job(3, 10.0, 15.0), 3, 1, totals)
+    items = [
+        item for item in items
+        if not (isinstance(item[1], tuple) and item[1][0].kind == "collectives")
+    ]  # fmt: skip
+    window = attempt_of(items).window(START_NS + 10**12)
+    roles = [window.ranks[rank].role for rank in range(4)]
+    assert roles == ["", "", "", "server" if totals else ""]
+    assert len(found(items)) == totals
+
+
 def test_a_server_that_works_longer_than_workers_is_not_accused() -> None:
     items = items_of(job(3, 1.0, 200.0), 3, 1)
     state = RunState("run")

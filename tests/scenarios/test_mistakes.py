@@ -72,9 +72,13 @@ def test_ranks_that_exchange_with_their_neighbours_are_no_pipeline(
     assert (found["pipeline"], found["mesh"]["stage"]) == (None, [None, None])
 
 
-def test_a_parameter_server_that_all_workers_wait_for_is_advised_against(run: Watched) -> None:
+@pytest.mark.parametrize("exchange", ["messages", "calls"])
+def test_a_parameter_server_that_all_workers_wait_for_is_advised_against(
+    run: Watched, exchange: str
+) -> None:
     run.start_forked(
-        4, "--strategy", "parameter_server", "--steps", "50", "--width", "256", "--context", "16",
+        4, "--strategy", "parameter_server", "--exchange", exchange,
+        "--steps", "50", "--width", "256", "--context", "16",
         "--batch-size", "1", "--microbatches", "1", "--layer-seconds", "0.004",
     )  # fmt: skip
     answer = answer_of(run)

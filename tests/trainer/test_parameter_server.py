@@ -30,13 +30,18 @@ TRACED_TRAINER = Path(__file__).with_name("traced_trainer.py")
 STEPS = 8
 HALFWAY = 4
 SLOW = "--fault slow_compute:rank=0,start=2,size=300ms"
+SYNC = "--servers 2 --server-shares 3,1 --server-ranks first --clip 0.5"
 RUNS: dict[str, tuple[int, str]] = {  # ranks, arguments
-    "sync": (5, "--servers 2 --server-shares 3,1 --server-ranks first --clip 0.5"),
+    "sync": (5, SYNC),
     "reassign": (
         3,
         # AdamW would forgive gradients that are too large by a factor
         "--reassign --microbatches 4 --validate-every 8 --optimizer sgd --learning-rate 0.1"
         " --fault slow_compute:rank=0,start=2,steps=3,size=2s",
+    ),
+    "calls": (
+        5,
+        "--exchange calls --servers 2 --server-shares 3,1 --server-ranks first --clip 0.5",
     ),
     "async": (4, f"--consistency async --clip 1 {SLOW}"),
     "bounded": (4, f"--consistency bounded --staleness 1 {SLOW}"),
@@ -142,6 +147,45 @@ def test_load_of_each_server_and_waits_of_workers_are_recorded(runs: Runs) -> No
             assert totals[-1] > totals[0] > 0, name
     for worker in layout.workers:
         assert min(line["waited_seconds"] for line in _steps(runs["sync"], worker)) > 0
+
+
+@pytest.mark.multiproc
+def test_calls_train_what_messages_train(runs: Runs) -> None:
+    """To the last bit: only who carries the numbers differs."""
+    assert runs["calls"].losses() == runs["sync"].losses()
+    for noise in ("Warning", "warning", "Leak", "[W"):
+        assert noise not in runs["calls"].output
+    assert_traffic_as_computed(runs["calls"], RUNS["calls"][0])
+    _, layout = _settings(runs["calls"], "calls")
+    for index, server in enumerate(layout.servers):
+        by_calls, sent = (_steps(runs[name], server)[-1] for name in ("calls", "sync"))
+        for what in ("requests", "bytes"):
+            assert by_calls[f"shard_{index}_{what}"] == sent[f"shard_{index}_{what}"]
+        assert by_calls[f"shard_{index}_queue_seconds"] > 0
+    for worker in layout.workers:
+        assert min(line["waited_seconds"] for line in _steps(runs["calls"], worker)) > 0
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("mode", ["bounded --staleness 1", "sync --backup-workers 1"])
+def test_calls_may_go_on_as_messages_may(tmp_path: Path, mode: str) -> None:
+    arguments = f"--strategy parameter_server --layers 2 --exchange calls --consistency {mode}"
+    flags = with_checkpoints(tmp_path, f"{arguments} {SLOW}", steps=STEPS, every=STEPS)
+    finished = run(tmp_path, 4, *flags, program=TRACED_TRAINER)
+    assert finished.code == 0, finished.output
+    counts = _counts(finished, STEPS, 3)
+    late = counts["dropped"] + counts["skipped"]
+    assert late == (STEPS if "backup" in mode else 0)
+    assert counts["used"] + late == STEPS * 3
+    assert all(_loss_fell(finished, worker) for worker in (1, 2))
+
+
+@pytest.mark.multiproc
+def test_a_resumed_run_by_calls_goes_on_bit_for_bit(runs: Runs, tmp_path: Path) -> None:
+    ranks = RUNS["calls"][0]
+    assert_resumes_bit_for_bit(
+        runs["calls"], ranks, tmp_path, after=HALFWAY, program=TRACED_TRAINER
+    )
 
 
 @pytest.mark.multiproc
@@ -269,6 +313,7 @@ def test_pieces_of_the_weights_follow_the_shares() -> None:
         ("--backup-workers 1 --consistency async", "backup_workers", "sync"),
         ("--reassign --consistency bounded", "reassign", "sync"),
         ("--reassign --backup-workers 1", "reassign", "either"),
+        ("--reassign --exchange calls", "reassign", "messages"),
         ("--backup-workers 1 --patience 1 --validate-every 1", "patience", "all ranks meet"),
     ],
 )

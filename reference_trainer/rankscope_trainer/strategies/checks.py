@@ -201,6 +201,9 @@ def parameter_server(settings: Settings, world_size: int) -> None:
         if settings.backup_workers and getattr(settings, name):
             problem = "all ranks meet for it, and backup_workers lets some of them be late"
             raise SettingError(name, problem, "Choose one of the two")
+    if settings.exchange == "calls" and settings.reassign:
+        problem = "microbatches are handed over by messages, and calls are none"
+        raise SettingError("reassign", problem, "Choose --exchange messages")
     if settings.backup_workers and settings.reassign:
         problem = "a microbatch that was handed over must not be dropped"
         raise SettingError("reassign", problem, "Choose either backup_workers or reassign")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 
 import torch
+import torch.distributed.rpc
 from torch.distributed.pipelining import schedules
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -29,6 +30,13 @@ def require_fully_shard(device: torch.device) -> None:
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         problem = f"fully_shard of PyTorch {torch.__version__} does not run on CPUs"
         raise SettingError("strategy", problem, f"Choose another one, {_NEWER}")
+
+
+def require_rpc() -> None:
+    """Some builds come without it, as those for Windows and macOS."""
+    if not torch.distributed.rpc.is_available():
+        problem = f"this build of PyTorch {torch.__version__} has no torch.distributed.rpc"
+        raise SettingError("exchange", problem, "Choose messages, or another build")
 
 
 def require_own_weights() -> None:

@@ -372,7 +372,9 @@ class AttemptState:
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
             self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)
-        self.stages.renew(self.ranks, self.steps, self.replays.events, POLICY)
+        self.stages.renew(
+            self.ranks, self.steps, self.replays.events, POLICY, self.facts.versions.servers
+        )
         self.device_steps.renew(self.steps, self.replays.events, self.ranks, self.groups)
         return Window(
             run_id=self.run_id,

@@ -14,7 +14,7 @@ parameters do: its time is not to be compared with theirs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,13 +84,19 @@ class StageTable:
         steps: StepTable,
         events: EventTable,
         policy: Policy,
+        reporting: Set[int] = frozenset(),
     ) -> None:
         """Look for a pipeline in the newest steps, unless one is known or nothing is new.
 
-        Not on devices: the host does not say there when it has what it received.
+        Not on devices: the host does not say there when it has what it received. `reporting` are
+        ranks that report what they do for others; calls of torch.distributed.rpc are no exchanges.
         """
         total = steps.num_steps + steps.dropped_steps
-        if self.places or not self._has_exchanges or total < _AGAIN * self._looked_at:
+        if (
+            self.places
+            or not (self._has_exchanges or reporting)
+            or total < _AGAIN * self._looked_at
+        ):
             return
         if all(known.num_microbatches or is_of_device(known.backend) for known in ranks.values()):
             return
@@ -98,8 +104,6 @@ class StageTable:
         if len(usual) < _MIN_STEPS:
             return
         self._looked_at = total
-        rows = events.select(steps.steps[usual])
-        found = exchanges_of(rows, events.words("operation"))
         cells = {
             name: steps.get(name)[:, usual] for name in ("microbatches", "forward", "backward")
         }
@@ -107,7 +111,13 @@ class StageTable:
         work_ms = np.nan_to_num(median(cells["forward"] + cells["backward"]))
         passes_of = dict(zip(steps.ranks, passes.tolist(), strict=True))
         work_of = dict(zip(steps.ranks, work_ms.tolist(), strict=True))
-        self.places = places_of(found, passes_of, work_of) or servers_of(found, passes_of)
+        if self._has_exchanges:
+            rows = events.select(steps.steps[usual])
+            found = exchanges_of(rows, events.words("operation"))
+            self.places = places_of(found, passes_of, work_of) or servers_of(found, passes_of)
+        if not self.places and max(passes_of.values()) >= 1:
+            idle = {rank for rank in reporting if passes_of.get(rank, 1.0) < 1}
+            self.places = {rank: Place(role=SERVER) for rank in sorted(idle)}
 
     def said(self, ranks: Mapping[int, RankRegistered]) -> Mapping[int, RankRegistered]:
         """Return what ranks say of themselves, with the places that they do not say."""

@@ -38,6 +38,11 @@ class VersionTable:
         self.bound: dict[int, int] = {}
         self.shards: dict[int, Shard] = {}
 
+    @property
+    def servers(self) -> frozenset[int]:
+        """Return the ranks that report what they do for others."""
+        return frozenset(rank for shard in self.shards.values() for rank, _ in shard.by_rank)
+
     def put(self, rank: int, step: int, values: Mapping[str, float]) -> None:
         """Take the versions of one gradient, and totals of shards."""
         values = {name: value for name, value in values.items() if abs(value) < _MAX_VALUE}

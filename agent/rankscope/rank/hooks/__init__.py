@@ -31,6 +31,7 @@ from rankscope.rank.hooks.phases.data import DataLoading
 from rankscope.rank.hooks.phases.evaluation import Evaluation
 from rankscope.rank.hooks.phases.optimizer import GradientScaler, Optimizer
 from rankscope.rank.hooks.phases.pipeline import Pipeline, PipelineSchedule
+from rankscope.rank.hooks.remote_calls import RemoteCalls
 from rankscope.rank.hooks.stacks import Stacks
 
 HOOKS: tuple[type[Hook], ...] = (
@@ -41,6 +42,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Output,
     Collectives,
     FlightRecorder,
+    RemoteCalls,
     DataLoading,
     Evaluation,
     Backward,

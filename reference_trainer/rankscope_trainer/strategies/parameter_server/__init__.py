@@ -19,6 +19,10 @@ two runs are equal, and none goes on bit for bit from a checkpoint (which is who
 Settings for which all ranks meet before each step (`grace_seconds`, `check_batches`, `data_path`)
 leave `async` and `bounded` little to be ahead by.
 
+Who sends what to whom is the same in two ways (`exchange`): by `messages`, a header and a tensor
+that both sides expect (`wire.py`), or by `calls` of `torch.distributed.rpc`, in which a worker
+calls a method of an object that the server keeps (`calls.py`).
+
 `worker.py` and `server.py` are the two kinds of ranks, `reassignment.py` moves microbatches from a
 slow worker to a fast one, `wire.py` sends and receives, `layout.py` says which rank is what.
 """

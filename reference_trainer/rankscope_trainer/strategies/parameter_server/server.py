@@ -32,10 +32,21 @@ from rankscope_trainer.strategies.parameter_server.layout import Layout, shard_s
 from rankscope_trainer.strategies.parameter_server.reassignment import WorkPool
 from rankscope_trainer.strategies.parameter_server.wire import Kind, Tag, Wire
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
+from rankscope_trainer.strategies.versions import require_rpc
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.world import World
+
+
+def build_wire(settings: Settings, world: World, layout: Layout) -> Wire:
+    """Let ranks send to each other, or call each other."""
+    if settings.exchange == "calls":
+        require_rpc()
+        from rankscope_trainer.strategies.parameter_server.calls import Calls  # PyTorch may lack it
+
+        return Calls(layout.servers, settings, world)
+    return Wire(layout.servers)
 
 
 class Shard(nn.Module):
@@ -67,7 +78,7 @@ class Server(Strategy):
         self.optimizer = build_optimizer(settings, self.model)
         self._consistency, self._staleness = settings.consistency, settings.staleness
         self._needed = len(layout.workers) - settings.backup_workers  # gradients of a sync step
-        self._wire = Wire(layout.servers)
+        self._wire = build_wire(settings, world, layout)
         is_coordinator = settings.reassign and world.rank == layout.servers[0]
         self._work = WorkPool(self._wire, settings, layout.workers) if is_coordinator else None
         self._step = 0
@@ -119,6 +130,10 @@ class Server(Strategy):
         """Serve until every worker has ended this step, so that nothing is in flight."""
         while min(self._clock.values()) < self._step:
             self._serve()
+
+    def close(self) -> None:
+        """Leave the workers."""
+        self._wire.close()
 
     def metrics(self) -> dict[str, float]:
         """Return the counts: dropped, skipped and used since the start, the rest of this step."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -55,6 +55,7 @@ class Wire:
     def __init__(self, servers: Sequence[int]) -> None:
         """Use the default group if it is gloo's, else make one; all ranks construct this."""
         is_gloo = dist.get_backend() == "gloo"
+        self._servers = servers
         self._group = None if is_gloo else cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         self._among_servers = cast(dist.ProcessGroup, dist.new_group(list(servers), backend="gloo"))
 
@@ -78,18 +79,43 @@ class Wire:
         kind, step, version, sent_ns = header.tolist()
         return rank, Kind(kind), step, version, max(0, time.time_ns() - sent_ns) / 1e9
 
+    def exchange(
+        self,
+        headers: Sequence[Tensor],
+        gradients: Sequence[Tensor] | None,
+        weights: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Send all servers at once header and gradient; only workers call this.
+
+        Fills the piece of `weights` of each server; returns version and lead, (2,), of each.
+        """
+        works, replies = [], []
+        for index, (server, piece) in enumerate(zip(self._servers, weights, strict=True)):
+            replies.append(torch.empty(REPLY_NUMBERS, dtype=torch.int64))
+            works.append(self._start_send(headers[index], server, Tag.HEADER))
+            if gradients is not None:
+                works.append(self._start_send(gradients[index], server, Tag.GRADIENT))
+            works.append(self._start_receive(replies[-1], server, Tag.REPLY))
+            works.append(self._start_receive(piece, server, Tag.WEIGHTS))
+        for work in works:
+            work.wait()
+        return replies
+
+    def close(self) -> None:
+        """Let go of what process groups do not."""
+
     def sum_over_servers(self, number: Tensor) -> Tensor:
         """Add up a number of each server, in place; only servers call this."""
         dist.all_reduce(number, group=self._among_servers)
         return number
 
-    def start_send(self, tensor: Tensor, rank: int, tag: Tag) -> dist.Work:
+    def _start_send(self, tensor: Tensor, rank: int, tag: Tag) -> dist.Work:
         """Begin to send; the tensor must live until the end."""
         work = dist.isend(tensor, rank, group=self._group, tag=tag)
         assert work is not None  # this rank is a member of the group
         return work
 
-    def start_receive(self, tensor: Tensor, rank: int, tag: Tag) -> dist.Work:
+    def _start_receive(self, tensor: Tensor, rank: int, tag: Tag) -> dist.Work:
         """Begin to receive."""
         work = dist.irecv(tensor, rank, group=self._group, tag=tag)
         assert work is not None
@@ -99,9 +125,3 @@ class Wire:
 def header(kind: Kind, step: int, version: int) -> Tensor:
     """Return the first message of an exchange, which says when it was sent."""
     return torch.tensor([kind, step, version, time.time_ns()], dtype=torch.int64)
-
-
-def finish(works: Iterable[dist.Work]) -> None:
-    """Wait for all of them."""
-    for work in works:
-        work.wait()

@@ -14,15 +14,8 @@ from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.strategies.parameter_server.layout import Layout, shard_sizes
 from rankscope_trainer.strategies.parameter_server.reassignment import SharedWork
-from rankscope_trainer.strategies.parameter_server.server import Server
-from rankscope_trainer.strategies.parameter_server.wire import (
-    REPLY_NUMBERS,
-    Kind,
-    Tag,
-    Wire,
-    finish,
-    header,
-)
+from rankscope_trainer.strategies.parameter_server.server import Server, build_wire
+from rankscope_trainer.strategies.parameter_server.wire import Kind, header
 from rankscope_trainer.strategies.strategy import (
     Strategy,
     accumulate_gradient,
@@ -57,11 +50,10 @@ class Worker(Strategy):
         self.optimizer = build_optimizer(settings, self.model)  # never steps: the servers' do
         self._is_sync = settings.consistency == "sync"
         self._skips = settings.backup_workers > 0
-        self._servers = layout.servers
         num_weights = sum(parameter.numel() for parameter in self.model.parameters())
         self._sizes = shard_sizes(settings, num_weights)
         self._device = world.device
-        self._wire = Wire(layout.servers)
+        self._wire = build_wire(settings, world, layout)
         self._work = SharedWork(self._wire, layout.servers[0]) if settings.reassign else None
         self._step = 0
         self._reported_step = 0  # the last one that the servers know this worker ended
@@ -96,6 +88,10 @@ class Worker(Strategy):
         """Report skipped steps to the servers, so that they need not wait for them."""
         if self._reported_step < self._step:
             self._exchange(Kind.SKIPPED)
+
+    def close(self) -> None:
+        """Leave the servers."""
+        self._wire.close()
 
     def metrics(self) -> dict[str, float]:
         """Return the version trained with, the lead over the slowest, the time it waited."""
@@ -132,20 +128,10 @@ class Worker(Strategy):
         """Send each server its piece of the gradient, and wait for its piece of the weights."""
         gradient = self._flat_gradient()
         weights = torch.empty_like(gradient)
-        replies = [torch.empty(REPLY_NUMBERS, dtype=torch.int64) for _ in self._servers]
         headers = [header(kind, self._step, version) for version in self._versions]
-        works = []
+        sent = gradient.split(self._sizes) if kind is Kind.GRADIENT else None
         began = time.perf_counter()
-        for index, (sent, got) in enumerate(
-            zip(gradient.split(self._sizes), weights.split(self._sizes), strict=True)
-        ):
-            server = self._servers[index]
-            works.append(self._wire.start_send(headers[index], server, Tag.HEADER))
-            if kind is Kind.GRADIENT:
-                works.append(self._wire.start_send(sent, server, Tag.GRADIENT))
-            works.append(self._wire.start_receive(replies[index], server, Tag.REPLY))
-            works.append(self._wire.start_receive(got, server, Tag.WEIGHTS))
-        finish(works)
+        replies = self._wire.exchange(headers, sent, weights.split(self._sizes))
         self._measured["waited_seconds"] = time.perf_counter() - began
         vector_to_parameters(weights.to(self._device), self.model.parameters())
         self._reported_step = self._step

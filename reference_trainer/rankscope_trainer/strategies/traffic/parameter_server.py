@@ -27,6 +27,8 @@ def traffic(
     settings: Settings, rank: int, world_size: int, resumed_after: int
 ) -> dict[int, Traffic]:
     """Return what one rank sends, by step."""
+    if settings.exchange == "calls":
+        return _beside_calls(settings, rank, world_size, resumed_after)
     layout = Layout.of(settings, world_size)
     num_weights = sum(parameter.numel() for parameter in build_model(settings).parameters())
     pieces = [FLOAT32_BYTES * size for size in shard_sizes(settings, num_weights)]
@@ -43,6 +45,16 @@ def traffic(
             claims = worker_claims(settings, world_size)
             step.update(_from_the_other_side(claims, len(layout.workers)))
     return each_step(settings, resumed_after, step)
+
+
+def _beside_calls(
+    settings: Settings, rank: int, world_size: int, resumed_after: int
+) -> dict[int, Traffic]:
+    """Return what calls leave to the process group: where to meet, and the norms of servers."""
+    is_server = rank in Layout.of(settings, world_size).servers
+    startup = Traffic([Message("broadcast", INT64_BYTES)])
+    step = server_step(settings, Traffic(), 0) if is_server else Traffic()
+    return each_step(settings, resumed_after, step, startup=startup)
 
 
 def worker_exchange(piece: int) -> Traffic:

@@ -36,8 +36,7 @@ class Served:
 def served_of(window: Window) -> Served | None:
     """Return who serves whom; None where no rank reports a shard, or too few steps are known."""
     table, policy = window.steps, window.policy
-    shards = window.facts.versions.shards.values()
-    servers = tuple(sorted({rank for shard in shards for rank, _ in shard.by_rank}))
+    servers = tuple(sorted(window.facts.versions.servers))
     workers = tuple(rank for rank in table.ranks if rank not in servers)
     columns = np.flatnonzero(usual_steps(table, policy))[-policy.recent_steps :]
     if not servers or not workers or len(columns) < policy.min_steps:

@@ -43,11 +43,15 @@ def patch_native_waits(context: Context) -> None:
     for owner, name, idle in native_waits():
         original = owner.__dict__.get(name)
         if original is not None:  # else this version does not have it
-            context.patch(owner, name, _timed(context, original, idle))
+            context.patch(owner, name, timed_wait(context, original, idle))
     _notice_hooks(context, DistributedDataParallel)
 
 
-def _timed(context: Context, original: Callable[..., Any], idle: Any) -> Callable[..., Any]:
+def timed_wait(
+    context: Context, original: Callable[..., Any], idle: Any = None
+) -> Callable[..., Any]:
+    """Return `original` timed: what its thread did not compute in it, it waited."""
+
     @guarded
     def ended(began_ns: int, cpu_ns: int, seen_ns: int, head: int) -> None:
         recorder = context.recorder
