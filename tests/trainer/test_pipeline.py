@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rankscope_trainer.command_line import load_settings
+from rankscope_trainer.strategies.traffic import expected_traffic
+from rankscope_trainer.strategies.traffic.message import FLOAT32_BYTES, Message
 from tests.trainer.launch import Finished, run, with_checkpoints
 from tests.trainer.whole_runs import (
     assert_losses_of_one_process,
@@ -108,3 +111,23 @@ def test_weights_are_not_resumed_where_others_are_wanted(
     refused = resume(runs["uneven"], 3, tmp_path, after=HALFWAY, other_arguments=other)
     assert refused.code != 0
     assert "was written with stage_layers = '1,2,1', not '2,1,1'" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "times"),
+    [("interleaved", 2, 7 / 3), ("interleaved", 4, 15 / 3), ("zero_bubble_v", 2, 2.0)],
+)
+def test_stages_on_a_rank_multiply_the_messages_by_the_borders_that_they_have(
+    schedule: str, stages: int, times: float
+) -> None:
+    """With p ranks and v stages on each (v p - 1) / (p - 1); the middle of a V is no message."""
+    ranks, flags = 4, ["--strategy", "pipeline", "--layers", "16"]
+
+    def sends(*more: str) -> int:
+        settings = load_settings([*flags, *more], {}, ranks)
+        activation = settings.batch_size * settings.context * settings.width * FLOAT32_BYTES
+        of_ranks = [expected_traffic(settings, rank=r, world_size=ranks)[2] for r in range(ranks)]
+        return sum(traffic[Message("send", activation)] for traffic in of_ranks)
+
+    several = sends("--schedule", schedule, "--virtual-stages", str(stages))
+    assert several == times * sends("--schedule", "1f1b")
