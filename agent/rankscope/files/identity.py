@@ -16,7 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankscope.files.run_directory import clean_run_id
-from rankscope.process.family import FAMILY, LAUNCHERS, family_name, is_rank
+from rankscope.process.family import (
+    FAMILY,
+    LAUNCHERS,
+    family_name,
+    is_rank,
+    job_name,
+    node_of_job,
+)
 
 
 @dataclass(frozen=True)
@@ -72,17 +79,15 @@ def build(environ: Mapping[str, str], rank: int, world_size: int) -> RankIdentit
 def run_id(environ: Mapping[str, str]) -> str:
     """Return the name of the run, the same on all ranks that can know it.
 
-    RANKSCOPE_RUN_ID, else torchrun's --rdzv-id, else the Slurm job, else the process that all
-    ranks of one node come from.
+    RANKSCOPE_RUN_ID, else torchrun's --rdzv-id, else the job of Slurm, SageMaker or Azure ML, else
+    the process that all ranks of one node come from.
     """
     if chosen := environ.get("RANKSCOPE_RUN_ID"):
         return clean_run_id(chosen)
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic and elastic != "none":
         return clean_run_id(elastic)
-    if job := environ.get("SLURM_JOB_ID"):
-        return clean_run_id(f"slurm-{job}")
-    return clean_run_id(environ.get(FAMILY) or family_name(environ))
+    return clean_run_id(job_name(environ) or environ.get(FAMILY) or family_name(environ))
 
 
 def of_process_group() -> tuple[int, int] | None:
@@ -107,12 +112,14 @@ def _place(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int,
         if node is None:
             node = _integer(environ, "CROSS_RANK")
         if node is None:
+            node = node_of_job(environ)
+        if node is None:
             # launchers that do not say fill one node after the other
             node = rank // local_size if local_size else 0
         return rank if local_rank is None else local_rank, local_size or world_size, node
     # only the process group shows it: Lightning's own launcher sets two variables
     local_rank = _integer(environ, "LOCAL_RANK")
-    node = _integer(environ, "NODE_RANK") or 0
+    node = node_of_job(environ) or 0
     return rank if local_rank is None else local_rank, world_size, node
 
 

@@ -48,7 +48,25 @@ LAUNCHERS: tuple[Launcher, ...] = (
     ),
     # MPICH and Intel MPI
     Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
+    Launcher(  # with gloo; with MPI it is mpirun
+        "horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_CROSS_RANK",
+    ),
 )  # fmt: skip
+
+
+class Platform:
+    """Who runs jobs, and the variable that names one on all of its nodes."""
+
+    def __init__(self, name: str, job: str) -> None:
+        self.name, self.job = name, job
+
+
+PLATFORMS: tuple[Platform, ...] = (
+    Platform("slurm", "SLURM_JOB_ID"),
+    Platform("sagemaker", "TRAINING_JOB_NAME"),
+    Platform("azureml", "AZUREML_RUN_ID"),
+)
 FAMILY = "RANKSCOPE_FAMILY"  # names the run where nothing else does
 ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
 
@@ -63,6 +81,28 @@ def family_name(environ: Mapping[str, str]) -> str:
     has_siblings = launcher(environ) != "python" or is_child()
     first = os.getppid() if has_siblings else os.getpid()
     return f"{os.uname().nodename}-{first}-{process_start_ticks(first)}"
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """Return what all nodes of a job call it, as slurm-1234; empty where no platform says so."""
+    for platform in PLATFORMS:
+        if job := environ.get(platform.job):
+            return f"{platform.name}-{job}"
+    return ""
+
+
+def node_of_job(environ: Mapping[str, str]) -> int | None:
+    """Return the number of this node in its job, as the platform gives it; None where none does.
+
+    Azure ML sets NODE_RANK, as others do; SageMaker lists the hosts, and says which is this one.
+    """
+    number = environ.get("NODE_RANK", "")
+    if number.isdecimal():
+        return int(number)
+    hosts = environ.get("SM_HOSTS", "")  # a list in JSON of names in quotes
+    names = [name.strip(' "') for name in hosts.strip("[] ").split(",")]
+    own = environ.get("SM_CURRENT_HOST", "")
+    return names.index(own) if own and own in names else None
 
 
 def launcher(environ: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rankscope.files.run_directory import clean_run_id
 from rankscope.output.lines import TEE_VARIABLE
+from rankscope.process.family import job_name
 
 _LAUNCHERS = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun",
@@ -28,9 +29,8 @@ def shared_run_id(command: Sequence[str], environ: Mapping[str, str], chosen: st
         return clean_run_id(chosen)
     if rendezvous and rendezvous != "none":
         return clean_run_id(rendezvous)
-    if job := environ.get("SLURM_JOB_ID"):
-        return clean_run_id(f"slurm-{job}")
-    return ""
+    job = job_name(environ)
+    return clean_run_id(job) if job else ""
 
 
 def new_run_id() -> str:
