@@ -254,7 +254,8 @@ class Trainer:
         if not step:
             return 0
         self.strategy.warm_up()
-        part = 0 if self.strategy.is_replicated else self.world.rank
+        is_whole = self.strategy.is_replicated or self.strategy.is_sharded
+        part = 0 if is_whole else self.world.rank
         progress = self.checkpoints.load(step, self.strategy, part=part)
         self.batches.position = progress.position
         if progress.best_validation is not None:

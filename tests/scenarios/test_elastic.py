@@ -25,7 +25,10 @@ from tests.scenarios.elastic import (
 
 pytestmark = pytest.mark.multiproc
 
-BATCH_SIZE, GLOBAL_BATCH = 4, 12  # three microbatches: two and one on two ranks, three on one
+BATCH_SIZE = 4
+# Microbatches of a step over all ranks, those of the first of two ranks, and of how many windows
+# in a row it draws how many. FSDP's ranks gather weights together, so all have equally many.
+SHARES = {"ddp": (3, (0, 1), 3), "fsdp": (4, (0,), 2)}
 
 
 def test_a_run_survives_kills(tmp_path: Path) -> None:
@@ -44,9 +47,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[ElasticRun]:
+def run(tmp_path: Path, strategy: str) -> Iterator[ElasticRun]:
     """A run that ends when it is told to, however long nodes take to go and to come."""
-    arguments = ["--batch-size", str(BATCH_SIZE), "--global-batch", str(GLOBAL_BATCH)]
+    global_batch = BATCH_SIZE * SHARES[strategy][0]
+    arguments = ["--strategy", strategy, "--batch-size", str(BATCH_SIZE)]
+    arguments += ["--global-batch", str(global_batch)]
     arguments += ["--grace-seconds", "20", "--checkpoint-keep", "1000", "--steps", "1000000"]
     slow = ["--fault", "slow_compute:rank=0,start=1,size=100ms"]
     run = ElasticRun(tmp_path, *arguments, *slow)
@@ -55,7 +60,8 @@ def run(tmp_path: Path) -> Iterator[ElasticRun]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_it_shrinks_and_grows(run: ElasticRun) -> None:
+@pytest.mark.parametrize("strategy", SHARES)
+def test_it_shrinks_and_grows(run: ElasticRun, strategy: str) -> None:
     first = run.start_elastic()
     run.until_hosted()
     lost = run.start_elastic()
@@ -83,11 +89,12 @@ def test_it_shrinks_and_grows(run: ElasticRun) -> None:
     settings = load_settings(
         [*SMALL, "--batch-size", str(BATCH_SIZE), "--steps", str(last)], {}, world_size=1
     )
-    right = _loss_of_windows(settings)
+    microbatches, replicas, of = SHARES[strategy]
+    right = _loss_of_windows(settings, BATCH_SIZE * microbatches)
     for line in lines:
         own = right[line.step]
-        if sizes[line.attempt] == 2:  # two of three microbatches, dealt out like cards
-            own = own[0::3] + own[1::3]
+        if sizes[line.attempt] == 2:  # windows are dealt out like cards
+            own = [loss for replica in replicas for loss in own[replica::of]]
         assert line.loss == pytest.approx(sum(own) / len(own), rel=2e-5), line
 
 
@@ -98,11 +105,11 @@ def _train_with(run: ElasticRun, world_size: int) -> None:
     run.until_step(attempt["resumed_after"] + CHECKPOINT_EVERY + 2, attempt["attempt"])
 
 
-def _loss_of_windows(settings: Settings) -> dict[int, list[float]]:
+def _loss_of_windows(settings: Settings, global_batch: int) -> dict[int, list[float]]:
     """Train in this process; return the loss of each window, by step."""
     text = split_text(read_standard_library(settings.data_bytes), settings.validation_ratio)[0]
     windows = ByteWindows(text, settings.context)
-    batches = iter(Batches(windows, batch_size=GLOBAL_BATCH, seed=settings.seed))
+    batches = iter(Batches(windows, batch_size=global_batch, seed=settings.seed))
     model = build_model(settings)
     optimizer = build_optimizer(settings, model)
     losses: dict[int, list[float]] = {}

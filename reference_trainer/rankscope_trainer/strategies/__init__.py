@@ -46,7 +46,9 @@ STRATEGIES: dict[str, StrategyEntry] = {
     "hogwild": StrategyEntry(module="hogwild", class_name="Hogwild", check=checks.hogwild),
     "ring": StrategyEntry(module="ring", class_name="Ring"),
     "local_sgd": StrategyEntry(module="local_sgd", class_name="LocalSGD"),
-    "fsdp": StrategyEntry(module="fsdp", class_name="FullySharded", check=checks.fsdp),
+    "fsdp": StrategyEntry(
+        module="fsdp", class_name="FullySharded", check=checks.fsdp, is_elastic=True
+    ),
     "tensor": StrategyEntry(module="tensor", class_name="TensorParallel", check=checks.tensor),
     "hybrid": StrategyEntry(module="hybrid", class_name="Hybrid", check=checks.hybrid),
     "parameter_server": StrategyEntry(

@@ -149,9 +149,9 @@ def hogwild(settings: Settings, world_size: int) -> None:
 
 def global_batch(settings: Settings, world_size: int) -> None:
     """A fixed global batch is cut into microbatches, at least one for each rank."""
-    if settings.strategy != "ddp":
+    if settings.strategy not in ("ddp", "fsdp"):
         raise SettingError(
-            "global_batch", f"{settings.strategy} has none", "Leave it out, or choose ddp"
+            "global_batch", f"{settings.strategy} has none", "Leave it out, or choose ddp or fsdp"
         )
     microbatches, rest = divmod(settings.global_batch, settings.batch_size)
     if rest or microbatches < world_size:
@@ -160,6 +160,13 @@ def global_batch(settings: Settings, world_size: int) -> None:
             f"{settings.global_batch} sequences are not whole microbatches of"
             f" {settings.batch_size}, at least one for each of {world_size} ranks",
             f"Give a multiple of {settings.batch_size}, and enough for all ranks",
+        )
+    if settings.strategy == "fsdp" and microbatches % world_size:
+        raise SettingError(
+            "global_batch",
+            f"{microbatches} microbatches are not equally many on {world_size} ranks, which gather"
+            " weights together for each",
+            f"Give a multiple of {settings.batch_size * world_size}",
         )
 
 

@@ -16,6 +16,9 @@ of a part is then summed (all_reduce) down its column, whose ranks hold the same
 In mixed precision weights are sent and used in 16 bits, but kept, reduced and updated in 32. Small
 gradients would vanish in fp16, so there the loss is scaled up first, and the gradients down again.
 With `checkpoint_activations` a block keeps only its input and computes the rest again in backward.
+
+A checkpoint has each tensor as a whole, in parts that say which they are: another number of ranks
+reads other parts of the same tensors (resharding), and goes on.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class FullySharded(ShardedStrategy):
     def __init__(self, settings: Settings, world: World) -> None:
         """Cut the model apart: every block for itself, the rest as one."""
         require_fully_shard(world.device)
-        self.microbatches = settings.microbatches_for(world.world_size)
+        self.microbatches = settings.microbatches_by_rank(world.world_size)[world.rank]
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0
         self._loss_scale = FP16_LOSS_SCALE if settings.precision == "fp16" else 1.0

@@ -102,7 +102,7 @@ def hybrid(
 
 def _fsdp_step(settings: Settings, world_size: int) -> Traffic:
     """Return what a training step sends."""
-    microbatches = settings.microbatches_for(world_size)
+    microbatches = settings.microbatches_by_rank(world_size)[0]  # all have equally many
     step = Traffic()
     for _ in range(microbatches):
         step += _fsdp_gathers(settings, world_size)

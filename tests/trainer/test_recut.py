@@ -1,0 +1,78 @@
+"""A run that goes on with another number of ranks trains what it would have trained undisturbed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from rankscope_trainer.checkpoint_folder import finished
+from rankscope_trainer.command_line import load_settings
+from rankscope_trainer.errors import SettingError
+from tests.trainer.launch import Finished, run
+from tests.trainer.whole_runs import assert_traffic_as_computed, train_alone
+
+STEPS_BETWEEN = 3
+FSDP = "--strategy fsdp --batch-size 2 --global-batch 12 --clip 0.5"
+
+
+def train(folder: Path, flags: str, sizes: Sequence[int]) -> list[Finished]:
+    """Train with one number of ranks after the other, each from the last one's checkpoint."""
+    checkpoints = ["--checkpoint-dir", str(folder / "checkpoints")]
+    checkpoints += ["--checkpoint-every", str(STEPS_BETWEEN)]
+    runs = []
+    for number, ranks in enumerate(sizes, 1):
+        steps = ["--steps", str(STEPS_BETWEEN * number)]
+        runs.append(run(folder, ranks, *flags.split(), *checkpoints, *steps))
+        assert runs[-1].code == 0, runs[-1].output
+    return runs
+
+
+def position(folder: Path) -> int:
+    document = json.loads((finished(folder / "checkpoints")[-1] / "checkpoint.json").read_text())
+    drawn: int = document["position"]
+    return drawn
+
+
+def assert_close(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> None:
+    """Sums are added up in another order, and AdamW divides by their roots."""
+    expected = model.state_dict()
+    assert weights.keys() == expected.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("sizes", [(2, 3, 1, 2), (1, 3, 2)])
+def test_sharded_weights_are_cut_anew(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    runs = train(tmp_path, FSDP, sizes)
+    steps = STEPS_BETWEEN * len(sizes)
+    alone = load_settings(
+        [*runs[-1].arguments, "--strategy", "ddp", "--global-batch", "0", "--microbatches", "6"], {}
+    )
+    losses, model = train_alone(alone, 1)
+    found = runs[-1].losses()  # the file of all of them
+    assert list(found) == list(range(1, steps + 1))
+    for step, loss in found.items():  # with more ranks the first reports that of its own shard
+        if sizes[(step - 1) // STEPS_BETWEEN] == 1:
+            assert loss == pytest.approx(losses[step], rel=2e-5)
+    dcp_to_torch_save(finished(tmp_path / "checkpoints")[-1] / "sharded", tmp_path / "whole.pt")
+    assert_close(torch.load(tmp_path / "whole.pt", weights_only=True)["model"], model)
+    assert position(tmp_path) == 12 * steps
+    assert_traffic_as_computed(runs[-1], sizes[-1], resumed_after=steps - STEPS_BETWEEN)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "words"),
+    [
+        (FSDP, 4, "not equally many on 4 ranks"),
+        (FSDP.replace("fsdp", "tensor"), 2, "choose ddp or fsdp"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(flags: str, ranks: int, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        load_settings(flags.split(), {}, ranks)
