@@ -7,8 +7,9 @@
 
 Every rank writes its own file into `step-00000050.tmp`; when all have, rank 0 renames the folder.
 Replicas hold equal weights, so only rank 0 writes them; pipeline stages write one part each; a
-strategy that cuts single tensors apart lets all ranks write one `sharded/` together. The
-folder must be one that all ranks see.
+strategy that cuts single tensors apart lets all ranks write one `sharded/` together. Another number
+of ranks reads other parts of `sharded/`, or cuts the parts of all stages anew. The folder must be
+one that all ranks see.
 
 An elastic run may go on with another number of ranks. Kept then: weights, optimizer, step, and
 the position in the data, so that exactly those windows come next that would have come without the
@@ -34,7 +35,8 @@ from rankscope_trainer.errors import SettingError
 from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.world import World
 
-FORMAT = 4  # 1 counted the position in batches of a rank, 2 knew no early stopping, 3 no loss
+# 1 counted the position in batches of a rank, 2 knew no early stopping, 3 no loss and no names
+FORMAT = 4
 SHARDED = "sharded"  # folder of what the ranks write together
 
 
@@ -92,6 +94,7 @@ class Checkpoints:
         elif has_weights:
             part["model"] = strategy.model.state_dict()
             part["optimizer"] = strategy.optimizer.state_dict()
+            part["parameters"] = [name for name, _ in strategy.model.named_parameters()]
         _write(unfinished / f"rank-{self._world.rank}.pt", part)
         dist.barrier()  # every part is written
         if self._world.rank == 0:
@@ -132,18 +135,23 @@ class Checkpoints:
         """Put weights and optimizer (of rank `part`) and random numbers back as they were."""
         folder = self._folder / f"step-{step:08d}"
         document = json.loads((folder / "checkpoint.json").read_text())
-        self._check(folder, document)
+        self._check(folder, document, strategy)
+        rank, ranks_then = self._world.rank, document["shape"]["world_size"]
+        is_recut = strategy.can_recut and ranks_then != self._world.world_size
+        part = 0 if is_recut else part
         weights = self._read(folder, part)
         if strategy.is_sharded:
             strategy.load(folder / SHARDED)
+        elif is_recut:
+            strategy.recut([self._read(folder, each) for each in range(ranks_then)])
         else:
             strategy.model.load_state_dict(weights["model"])
             strategy.optimizer.load_state_dict(weights["optimizer"])
-        rank, ranks_then = self._world.rank, document["shape"]["world_size"]
         # A rank that is new in the run takes over from the one whose weights it takes.
         own_part = rank if rank < ranks_then else part
         own = weights if own_part == part else self._read(folder, own_part)
-        strategy.load_state(own["strategy"])
+        if not is_recut:
+            strategy.load_state(own["strategy"])
         if ranks_then == self._world.world_size:
             _restore_random_state(own["random"], self._world.device)
         else:
@@ -171,11 +179,14 @@ class Checkpoints:
         part: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return part
 
-    def _check(self, folder: Path, document: dict[str, Any]) -> None:
+    def _check(self, folder: Path, document: dict[str, Any], strategy: Strategy) -> None:
         """Refuse a checkpoint of a run that was not like this one."""
         written = {"format": document["format"], **document["shape"]}
+        may_differ = {"world_size"} if self._is_elastic else set()
+        if strategy.can_recut and written["world_size"] != self._shape["world_size"]:
+            may_differ |= strategy.checkpoint_shape().keys()  # which rank holds what
         for name, value in {"format": FORMAT, **self._shape}.items():
-            if name == "world_size" and self._is_elastic:
+            if name in may_differ:
                 continue
             if written.get(name) != value:
                 problem = f"{folder} was written with {name} = {written.get(name)!r}, not {value!r}"

@@ -20,14 +20,20 @@ STEPS_BETWEEN = 3
 FSDP = "--strategy fsdp --batch-size 2 --global-batch 12 --clip 0.5"
 
 
-def train(folder: Path, flags: str, sizes: Sequence[int]) -> list[Finished]:
-    """Train with one number of ranks after the other, each from the last one's checkpoint."""
+def train(
+    folder: Path, flags: str, sizes: Sequence[int], more: Sequence[str] = ()
+) -> list[Finished]:
+    """Train with one number of ranks after the other, each from the last one's checkpoint.
+
+    `more` are flags of each, where they differ.
+    """
     checkpoints = ["--checkpoint-dir", str(folder / "checkpoints")]
     checkpoints += ["--checkpoint-every", str(STEPS_BETWEEN)]
     runs = []
     for number, ranks in enumerate(sizes, 1):
         steps = ["--steps", str(STEPS_BETWEEN * number)]
-        runs.append(run(folder, ranks, *flags.split(), *checkpoints, *steps))
+        own = more[number - 1].split() if more else []
+        runs.append(run(folder, ranks, *flags.split(), *own, *checkpoints, *steps))
         assert runs[-1].code == 0, runs[-1].output
     return runs
 
@@ -64,6 +70,51 @@ def test_sharded_weights_are_cut_anew(tmp_path: Path, sizes: tuple[int, ...]) ->
     assert_close(torch.load(tmp_path / "whole.pt", weights_only=True)["model"], model)
     assert position(tmp_path) == 12 * steps
     assert_traffic_as_computed(runs[-1], sizes[-1], resumed_after=steps - STEPS_BETWEEN)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        ("--strategy pipeline --schedule gpipe --microbatches 6 --clip 0.5", (2, 3, 1, 2)),
+        ("--strategy pipeline --schedule interleaved --layers 6 --microbatches 6", (2, 3, 2)),
+        ("--strategy pipeline --microbatches 4 --optimizer sgd --mask-buffer", (1, 2)),
+        ("--strategy model_parallel --batch-size 8", (3, 1, 2)),
+    ],
+    ids=["gpipe", "interleaved", "1f1b", "model_parallel"],
+)
+def test_stages_are_cut_anew(tmp_path: Path, flags: str, sizes: tuple[int, ...]) -> None:
+    runs = train(tmp_path, flags, sizes)
+    settings = load_settings(runs[-1].arguments, {}, sizes[-1])
+    losses, _ = train_alone(settings, sizes[-1])
+    assert runs[-1].losses() == pytest.approx(losses, rel=2e-5)  # the file of all of them
+    batch = settings.batch_size * settings.microbatches_for(sizes[-1])
+    assert position(tmp_path) == batch * settings.steps
+    assert_traffic_as_computed(runs[-1], sizes[-1], resumed_after=settings.steps - STEPS_BETWEEN)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    "flags", ["--exchange messages --clip 0.5", "--exchange calls --optimizer sgd"]
+)
+def test_servers_share_the_weights_anew(tmp_path: Path, flags: str) -> None:
+    """Two workers throughout; their servers are one, two with uneven shares, and one again."""
+    flags, workers = f"--strategy parameter_server {flags}", 2
+    servers = ["--servers 1", "--servers 2 --server-shares 3,1", "--servers 1"]
+    runs = train(tmp_path, flags, (3, 4, 3), servers)
+    losses, _ = train_alone(load_settings(runs[-1].arguments, {}, 3), workers, workers)
+    assert runs[-1].losses() == pytest.approx(losses, rel=2e-5)
+    assert_traffic_as_computed(runs[-1], 3, resumed_after=2 * STEPS_BETWEEN)
+
+
+@pytest.mark.multiproc
+def test_servers_that_do_not_wait_for_all_stay_as_they_are(tmp_path: Path) -> None:
+    flags = "--strategy parameter_server --consistency async --checkpoint-every 2"
+    flags += f" --checkpoint-dir {tmp_path / 'checkpoints'}"
+    assert run(tmp_path, 2, *flags.split(), "--steps", "2").code == 0
+    refused = run(tmp_path, 3, *flags.split(), "--steps", "4")
+    assert refused.code != 0
+    assert "was written with servers = 'rank 1:" in refused.output
 
 
 @pytest.mark.parametrize(

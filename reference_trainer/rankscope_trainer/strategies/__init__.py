@@ -38,9 +38,14 @@ STRATEGIES: dict[str, StrategyEntry] = {
     "ddp": StrategyEntry(
         module="ddp", class_name="DataParallel", check=checks.ddp, is_elastic=True
     ),
-    "pipeline": StrategyEntry(module="pipeline", class_name="Pipeline", check=checks.pipeline),
+    "pipeline": StrategyEntry(
+        module="pipeline", class_name="Pipeline", check=checks.pipeline, is_elastic=True
+    ),
     "model_parallel": StrategyEntry(
-        module="model_parallel", class_name="ModelParallel", check=checks.model_parallel
+        module="model_parallel",
+        class_name="ModelParallel",
+        check=checks.model_parallel,
+        is_elastic=True,
     ),
     "pipedream": StrategyEntry(module="pipedream", class_name="PipeDream", check=checks.pipedream),
     "hogwild": StrategyEntry(module="hogwild", class_name="Hogwild", check=checks.hogwild),
@@ -55,5 +60,6 @@ STRATEGIES: dict[str, StrategyEntry] = {
         module="parameter_server.worker",
         class_name="worker_or_server",
         check=checks.parameter_server,
+        is_elastic=True,
     ),
 }

@@ -57,6 +57,8 @@ class DataParallel(Strategy):
         )
         self._memory = comm_hooks.register(self._replica, settings)
         self._hook_shape = f"{settings.comm_hook} {settings.powersgd_rank} {settings.bucket_mib}"
+        if settings.comm_hook == "fp8":  # a rank adds up a piece, of which there is one for each
+            self._hook_shape += f" on {world.world_size} ranks"
         self._is_uneven = settings.uneven_ratio > 0
         if settings.static_graph:
             self.warm_up()  # the backward that records the graph must not be one of `no_sync`

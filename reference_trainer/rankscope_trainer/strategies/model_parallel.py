@@ -14,7 +14,7 @@ All ranks draw the same batch: the first stage uses its bytes, the last one its 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,13 @@ from torch import Tensor
 import rankscope
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
+from rankscope_trainer.strategies.stages.recut import recut
 from rankscope_trainer.strategies.stages.split import agree_on_split, clip_parts, write_split
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.world import World
 
@@ -36,6 +39,7 @@ class ModelParallel(Strategy):
 
     shard, num_shards = 0, 1
     is_replicated = False
+    can_recut = True
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Keep this rank's layers."""
@@ -82,8 +86,12 @@ class ModelParallel(Strategy):
         """Return how many layers this rank holds, and for how long it waited in this step."""
         return {"layers": float(len(self._own_layers)), "waited_seconds": self._waited_seconds}
 
+    def recut(self, parts: Sequence[dict[str, Any]]) -> None:
+        """Take the layers that this rank holds now."""
+        recut(parts, self.model, self.optimizer)
+
     def checkpoint_shape(self) -> dict[str, str]:
-        """Return which rank holds what: the weights of other layers are of no use to this rank."""
+        """Return which rank holds what: only with other ranks are parts cut anew."""
         return {"stage_layers": self._split}
 
     def _forward(self, batch: Sample) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ last one its targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +40,7 @@ from torch.distributed.pipelining import (
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import GPT, VOCABULARY, next_byte_loss
 from rankscope_trainer.strategies.stages.placement import SEVERAL_STAGES, num_stages, rank_of_stage
+from rankscope_trainer.strategies.stages.recut import recut
 from rankscope_trainer.strategies.stages.schedule import Stage, example, run_schedule
 from rankscope_trainer.strategies.stages.split import agree_on_split, clip_parts, write_split
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
@@ -63,6 +64,7 @@ class Pipeline(Strategy):
 
     shard, num_shards = 0, 1
     is_replicated = False
+    can_recut = True
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Keep this rank's layers; the library learns the shapes that are sent between stages."""
@@ -104,8 +106,12 @@ class Pipeline(Strategy):
         """Return how many layers this rank holds."""
         return {"layers": float(self._num_layers)}
 
+    def recut(self, parts: Sequence[dict[str, Any]]) -> None:
+        """Take the layers that this rank holds now."""
+        recut(parts, self.model, self.optimizer)
+
     def checkpoint_shape(self) -> dict[str, str]:
-        """Return which rank holds what: the weights of other layers are of no use to this rank."""
+        """Return which rank holds what: only with other ranks are parts cut anew."""
         return {"stage_layers": self._split, "stage_ranks": self._ranks}
 
     def _stage(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ class Strategy(ABC):
     reports_loss: bool  # this rank knows the loss
     writes_losses: bool  # exactly one rank does: its losses go to the file
     is_sharded: bool = False  # True: the ranks together write model and optimizer, see `save`
+    can_recut: bool = False  # True: another number of ranks reads the parts of all, see `recut`
     needs_data: bool = True  # False: this rank draws no batches (a parameter server, say)
 
     def warm_up(self) -> None:  # noqa: B027 - most have nothing to do
@@ -86,6 +88,10 @@ class Strategy(ABC):
     def load(self, folder: Path) -> None:
         """Read what `save` wrote."""
         raise NotImplementedError(f"{type(self).__name__} is not sharded")
+
+    def recut(self, parts: Sequence[dict[str, Any]]) -> None:
+        """Take this rank's own out of the parts that other ranks wrote, where `can_recut`."""
+        raise NotImplementedError(f"{type(self).__name__} keeps its number of ranks")
 
     def close(self) -> None:  # noqa: B027
         """Let go of threads, processes and shared memory, after the last step."""

@@ -37,6 +37,11 @@ class Layout:
         return {"servers": ", ".join(f"rank {rank}: {size}" for rank, size in pieces)}
 
 
+def can_recut(settings: Settings) -> bool:
+    """Return whether other numbers of ranks may go on: only between steps that end for all."""
+    return settings.consistency == "sync" and not settings.backup_workers
+
+
 def shard_sizes(settings: Settings, num_weights: int) -> list[int]:
     """Cut the weights, as one long vector, into a piece for each server.
 

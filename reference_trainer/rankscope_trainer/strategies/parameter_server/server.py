@@ -28,13 +28,15 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope_trainer.data import Sample
-from rankscope_trainer.strategies.parameter_server.layout import Layout, shard_sizes
+from rankscope_trainer.strategies.parameter_server.layout import Layout, can_recut, shard_sizes
 from rankscope_trainer.strategies.parameter_server.reassignment import WorkPool
 from rankscope_trainer.strategies.parameter_server.wire import Kind, Tag, Wire
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 from rankscope_trainer.strategies.versions import require_rpc
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.world import World
 
@@ -47,6 +49,11 @@ def build_wire(settings: Settings, world: World, layout: Layout) -> Wire:
 
         return Calls(layout.servers, settings, world)
     return Wire(layout.servers)
+
+
+def pieces_of(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parts of a checkpoint that servers wrote, in the order of their pieces."""
+    return [part for part in parts if part["parameters"] == ["weights"]]
 
 
 class Shard(nn.Module):
@@ -68,6 +75,7 @@ class Server(Strategy):
     def __init__(self, settings: Settings, world: World) -> None:
         """Cut this server's piece out of the first weights, which all ranks draw alike."""
         self._layout = layout = Layout.of(settings, world.world_size)
+        self.can_recut = can_recut(settings)
         self.microbatches = settings.microbatches_for(world.world_size)
         self.num_shards = len(layout.workers)
         whole = nn.utils.parameters_to_vector(build_model(settings).parameters())
@@ -165,6 +173,30 @@ class Server(Strategy):
         """Count on from there."""
         self._step, self._version = state["step"], state["version"]
         self._clock, self._counts = state["clock"], state["counts"]
+
+    def recut(self, parts: Sequence[dict[str, Any]]) -> None:
+        """Take this server's piece of the weights and of their moments."""
+        pieces = pieces_of(parts)
+        whole = torch.cat([piece["model"]["weights"] for piece in pieces])
+        self.model.load_state_dict({"weights": self._own(whole)})
+        states = [state for piece in pieces for state in piece["optimizer"]["state"].values()]
+        document = self.optimizer.state_dict()
+        if states:  # a number that is not one of each weight is the same for all
+            document["state"][0] = {
+                name: self._own(torch.cat([state[name] for state in states]))
+                if first.dim()
+                else first
+                for name, first in states[0].items()
+            }
+        self.optimizer.load_state_dict(document)
+        counted = pieces[0]["strategy"]
+        self._step, self._version = counted["step"], counted["version"]
+        self._clock = dict.fromkeys(self._clock, self._step)
+        self._counts = counted["counts"]
+
+    def _own(self, whole: Tensor) -> Tensor:
+        piece: Tensor = whole.split(self._sizes)[self._index]
+        return piece.clone()
 
     def checkpoint_shape(self) -> dict[str, str]:
         """Return which rank holds which piece of the weights."""

@@ -12,9 +12,9 @@ from torch.nn.utils import vector_to_parameters
 import rankscope
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
-from rankscope_trainer.strategies.parameter_server.layout import Layout, shard_sizes
+from rankscope_trainer.strategies.parameter_server.layout import Layout, can_recut, shard_sizes
 from rankscope_trainer.strategies.parameter_server.reassignment import SharedWork
-from rankscope_trainer.strategies.parameter_server.server import Server, build_wire
+from rankscope_trainer.strategies.parameter_server.server import Server, build_wire, pieces_of
 from rankscope_trainer.strategies.parameter_server.wire import Kind, header
 from rankscope_trainer.strategies.strategy import (
     Strategy,
@@ -24,6 +24,8 @@ from rankscope_trainer.strategies.strategy import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.world import World
 
@@ -43,6 +45,7 @@ class Worker(Strategy):
     def __init__(self, settings: Settings, world: World) -> None:
         """Build the model; its first weights are those that the servers cut up as well."""
         self._layout = layout = Layout.of(settings, world.world_size)
+        self.can_recut = can_recut(settings)
         self.microbatches = settings.microbatches_for(world.world_size)
         self.shard, self.num_shards = layout.workers.index(world.rank), len(layout.workers)
         self.writes_losses = self.shard == 0
@@ -105,6 +108,14 @@ class Worker(Strategy):
         """Go on from there; the weights in use are the model's."""
         self._step = self._reported_step = state["step"]
         self._versions = state["versions"]
+
+    def recut(self, parts: Sequence[dict[str, Any]]) -> None:
+        """Take the weights of all servers."""
+        pieces = pieces_of(parts)
+        whole = torch.cat([piece["model"]["weights"] for piece in pieces])
+        vector_to_parameters(whole.to(self._device), self.model.parameters())
+        self._step = self._reported_step = pieces[0]["strategy"]["step"]
+        self._versions = [self._step] * len(self._versions)
 
     def checkpoint_shape(self) -> dict[str, str]:
         """Return which rank holds which piece of the weights."""
