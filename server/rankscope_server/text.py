@@ -55,12 +55,14 @@ def duration_text(ms: float) -> str:
 
 
 def rank_list(ranks: list[int], most: int = 8) -> str:
-    """Return "rank 2" or "ranks 1, 2, 3 and 5 more"."""
+    """Return "rank 2", "ranks 1, 2, 4 and 5 more", or "ranks 0 to 1023" of all between."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
+    if len(ranks) > most and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
     shown = ", ".join(str(rank) for rank in ranks[:most])
     rest = len(ranks) - most
-    return f"ranks {shown}" + (f" and {rest} more" if rest > 0 else "")
+    return f"ranks {shown}" + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def group_text(ranks: list[int], world_size: int, description: str = "") -> str:

@@ -53,6 +53,12 @@ export function si(value, unit = '') {
   return `${figure(value / power)} ${prefix}${unit}`.trimEnd();
 }
 
+/** Bytes a second, with an SI prefix as links have it: "78.4 kB/s". @param {number | null | undefined} perSecond */
+export function speed(perSecond) {
+  if (perSecond == null) return UNKNOWN;
+  return perSecond >= 1e3 && perSecond < 1e5 ? `${figure(perSecond / 1e3)} kB/s` : si(perSecond, 'B/s');
+}
+
 /** A duration given in milliseconds. @param {number | null | undefined} ms @returns {string} */
 export function duration(ms) {
   if (ms == null || !Number.isFinite(ms)) return UNKNOWN;
@@ -105,7 +111,7 @@ export function ago(ms, now) {
   if (ms == null) return UNKNOWN;
   const past = Math.max(0, now - ms);
   if (past < 2000) return 'just now';
-  return `${duration(past < 120_000 ? Math.round(past / 1000) * 1000 : past).replace(/^(\d+)000 ms$/, '$1 s')} ago`;
+  return `${past < 120_000 ? `${Math.round(past / 1000)} s` : duration(past)} ago`;
 }
 
 const clock = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });

@@ -49,7 +49,7 @@ def coverage_of(attempt: AttemptState | None, now_ns: int, policy: Policy) -> Co
         for _, loss in sorted(attempt.losses.items())
         if loss.count > 0
     )
-    text = f"{reporting} of {expected} ranks {'recorded' if is_recording else 'reporting'}"
+    text = f"{reporting:,} of {expected:,} ranks {'recorded' if is_recording else 'reporting'}"
     missing = [rank for rank in range(expected) if rank not in known]
     if is_recording and max(known, default=0) >= expected:  # one of each group, as open traces
         text, missing = f"{len(known)} ranks recorded, numbered up to {max(known)}", []

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
-import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, stopwatch, words } from '../../../web/app/format.js';
+import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, speed, stopwatch, words } from '../../../web/app/format.js';
 import { fold, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { marked } from '../../../web/app/parts/querymark.js';
@@ -50,6 +50,15 @@ test('large numbers have an SI prefix, small ones are told whole', () => {
   assert.equal(si(null), '–');
 });
 
+test('bytes a second have a prefix from 1,000 on', () => {
+  assert.equal(speed(0), '0 B/s');
+  assert.equal(speed(999), '999 B/s');
+  assert.equal(speed(4450), '4.45 kB/s');
+  assert.equal(speed(78_363), '78.4 kB/s');
+  assert.equal(speed(2.5e9), '2.5 GB/s');
+  assert.equal(speed(null), '–');
+});
+
 test('a rate says that it is of one rank', () => {
   assert.equal(metricTitle('tokens_per_second', -1), 'Tokens per second, each rank');
   assert.equal(metricTitle('model_flops_per_second', 3), 'Model FLOPs per second, this rank');
@@ -63,6 +72,7 @@ test('ranks are ranges, names are words', () => {
   assert.equal(words('cpu'), 'CPU');
   assert.deepEqual(firstLine('a\nb\nc\n'), ['a', 2]);
   assert.equal(ago(1000, 60_000), '59 s ago');
+  assert.equal(ago(1000, 4_000), '3 s ago');
 });
 
 test('addresses are read as they are written, also odd run ids', () => {

@@ -240,9 +240,9 @@ function Gutter({ map, plan, lanes, run, band: beside }) {
       }),
     ),
     t.div(
-      { class: 'lanename axisname', style: { top: `${plan.bottom + AXIS_GAP}px`, height: '14px' } },
+      { class: 'lanename axisname', style: { top: `${plan.bottom + AXIS_GAP}px`, height: '32px' } },
       t.span(null, ''),
-      t.span({ class: 'faint' }, 'step, time of day'),
+      t.span({ class: 'faint' }, 'step', t.br(null), 'time of day'),
     ),
   );
 }

@@ -218,7 +218,7 @@ function paint(canvas, within, { mesh, value, plan, places, look }) {
       context.lineWidth = 0.75;
       context.strokeRect(x + 0.5, y + 0.5, cell - 1, cell - 1);
     }
-    if (cell >= NAMED_CELL && number !== null) {
+    if (cell >= NAMED_CELL && number !== null && context.measureText(String(mesh.rank[row])).width < cell - 4) {
       context.fillStyle = 0.299 * r + 0.587 * g + 0.114 * b > 140 ? '#171b21' : '#ffffff';
       context.fillText(String(mesh.rank[row]), x + cell / 2, y + cell / 2 + 0.5);
     }

@@ -182,14 +182,13 @@ function paintStrip(context, scene, strip, top, height) {
     context.font = `11px ${colours.font}`;
     context.textAlign = 'right';
     if (before && changed) label(context, colours, `before ${figure(before)}`, width - 4, yOf(before) - 4, colours.fg3);
-    label(
-      context,
-      colours,
-      `${changed ? 'newest' : 'typical'} ${figure(current)}`,
-      width - 4,
-      Math.min(top + height - 4, yOf(current) + 15),
-      colours.fg,
+    const end = speed.filter(
+      (value, i) => value !== null && Math.abs(xOf(map, strip.step[i] + strip.bin, width) - width + 45) <= 45,
     );
+    const text = `${changed ? 'newest' : 'typical'} ${figure(current)}`;
+    const isRoomBelow = top + height - yOf(Math.min(current, .../** @type {number[]} */ (end))) > 17;
+    const above = yOf(Math.max(current, .../** @type {number[]} */ (end))) - 5;
+    label(context, colours, text, width - 4, isRoomBelow ? top + height - 4 : Math.max(top + 10, above), colours.fg);
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from 'preact/hooks';
 import uPlot from 'uplot';
-import { bytes, count, duration, percent, si, timeOfDay } from '../format.js';
+import { bytes, count, duration, percent, si, speed, timeOfDay } from '../format.js';
 import { theme } from '../page.js';
 import { t } from '../tags.js';
 import { tokens } from './paint.js';
@@ -19,6 +19,8 @@ export function amount(unit, value) {
   if (value == null) return 'no data';
   if (unit === 'ratio') return percent(value);
   if (unit === 'bytes' || unit === 'B') return bytes(value);
+  if (unit === 'bytes/s') return speed(value);
+  if (unit === '1/s') return si(value, '/s');
   if (unit === 's' && value >= 120) return duration(1000 * value);
   return si(value, unit);
 }

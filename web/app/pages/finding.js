@@ -143,7 +143,7 @@ export function Page({ run, id, topic, overview, ended }) {
       { title: 'Facts' },
       t.dl(
         { class: 'facts wide' },
-        fact('When', spanWords(finding, ended) || '–'),
+        fact('When', spanWords(finding, ended)),
         fact('Started', finding.onset_ms ? dateTime(finding.onset_ms) : '–'),
         fact('Ranks', finding.ranks.length > 0 ? ranges(finding.ranks) : 'none named'),
         fact('Hosts', finding.hosts.join(', ') || '–'),

@@ -110,6 +110,7 @@ function Silent({ data }) {
     { title: 'Silent agents', note: 'ranks of live runs that have not ended and send nothing' },
     Table({
       label: 'Silent agents',
+      frame: 'short',
       rows: data.silent,
       keyOf: (one) => `${one.run_id} ${one.host}`,
       columns: [

@@ -110,7 +110,7 @@ export function Page({ run, id, topic, overview, ended }) {
         tools: t.a({ href: withQuery(runPath(run, 'agent'), { for: data.rank }) }, 'Take stacks, profile'),
       },
       t.dl(
-        { class: 'facts tall' },
+        { class: 'facts tall many' },
         Object.entries(data.sources).map(([name, source]) => fact(words(name), source)),
       ),
     ),

@@ -1,8 +1,8 @@
 /** One quantity of all ranks: a band of peers, the worst as lines, what the shared cursor reads. */
 
 import { signal } from '@preact/signals';
-import { LOOKS, Series } from '../charts/series.js';
-import { bytes, count, percent, sentence, si, timeOfDay } from '../format.js';
+import { amount, LOOKS, Series } from '../charts/series.js';
+import { count, sentence, timeOfDay } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { CappedNote, Table } from './bits.js';
@@ -16,14 +16,6 @@ const SCOPES = { rank: 'ranks', gpu: 'GPUs', node: 'nodes', job: 'jobs' };
 /** The slice of time that every chart of the page reads; null: the newest. @type {import('@preact/signals').Signal<number | null>} */
 export const cursor = signal(null);
 
-/** @param {string} unit @param {number | null | undefined} value */
-export function amount(unit, value) {
-  if (value == null) return 'no data';
-  if (unit === 'ratio') return percent(value);
-  if (unit === 'bytes') return bytes(value);
-  return si(value, unit);
-}
-
 /** The newest slice in which a chart has a value. @param {Chart} chart */
 function lastKnown(chart) {
   for (let i = chart.median.length - 1; i >= 0; i -= 1) if (chart.median[i] !== null) return i;
@@ -35,7 +27,8 @@ export function readingWords(chart, at) {
   const median = amount(chart.unit, chart.median[at]);
   if (chart.num === 1 || chart.scope === 'job') return median;
   if (chart.median[at] === null) return 'no data';
-  return `median ${median}, ${amount(chart.unit, chart.low[at])} to ${amount(chart.unit, chart.high[at])}`;
+  const [low, high] = [amount(chart.unit, chart.low[at]), amount(chart.unit, chart.high[at])];
+  return low === high ? `${median} everywhere` : `median ${median}, ${low} to ${high}`;
 }
 
 /** @param {{chart: Chart, data: Resources, run: string}} props */

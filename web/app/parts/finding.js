@@ -321,7 +321,7 @@ function lowerFirst(text) {
 
 /** When a finding holds, in steps. @param {Finding} finding @param {boolean} ended the run */
 export function spanWords(finding, ended) {
-  if (!finding.onset_step) return finding.onset_ms ? timeOfDay(finding.onset_ms) : '';
+  if (!finding.onset_step) return timeOfDay(finding.onset_ms);
   const since = `step ${count(finding.onset_step)}`;
   if (finding.ended_step) return `steps ${count(finding.onset_step)}–${count(finding.ended_step)}`;
   return finding.state === 'recovered' ? `from ${since}` : `${since} – ${ended ? 'end' : 'now'}`;
@@ -355,7 +355,7 @@ export function FindingsTable({ findings, run, ended }) {
       { label: 'When', class: 'nowrap w-when', cell: ({ finding }) => spanWords(finding, ended) },
       {
         label: 'State',
-        class: 'w-state',
+        class: 'nowrap w-state',
         cell: ({ finding }) => (ended && finding.state === 'open' ? 'At the end' : words(finding.state)),
       },
       {

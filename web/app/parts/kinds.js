@@ -1,6 +1,6 @@
 /** Kinds of calls: one row each, its last arrivals and where its expectation comes from below it. */
 
-import { bytes, count, duration, percent, si } from '../format.js';
+import { bytes, count, duration, percent, speed } from '../format.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
@@ -165,12 +165,6 @@ export function classWords(row) {
   if (row.size_largest <= 0) return 'none';
   if (row.size_least === row.size_largest) return bytes(row.size_least);
   return `${bytes(row.size_lo)}–${bytes(row.size_hi)}`;
-}
-
-/** @param {number | null} perSecond */
-export function speed(perSecond) {
-  if (perSecond === null) return '–';
-  return perSecond < 1e5 ? `${si(perSecond / 1e3)} kB/s` : si(perSecond, 'B/s');
 }
 
 /** @param {Row} row */

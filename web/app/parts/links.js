@@ -1,10 +1,9 @@
 /** Nodes by nodes: what messages of the run and its preflight say of each way. Hatched: not measured. */
 
-import { bytes, figure, plural, sentence } from '../format.js';
+import { bytes, figure, plural, sentence, speed } from '../format.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { CappedNote, Card } from './bits.js';
-import { speed } from './kinds.js';
 import { BOUNDS, linkLevel } from './levels.js';
 import { MatrixLegend, NodeMatrix, sameNode, unmeasured } from './nodematrix.js';
 

@@ -184,11 +184,13 @@ export function SampleGroup({ run, host, group, fromMs, ended }) {
 function Charts({ data }) {
   const reported = data.series.filter((one) => one.max.some((value) => value !== null));
   const missing = [...new Set(data.series.filter((one) => !reported.includes(one)).map(title))];
+  const still = reported.filter((one) => [...one.min, ...one.max].every((value) => !value));
+  const moving = reported.filter((one) => !still.includes(one));
   return t.div(
     null,
     t.div(
       { class: 'charts' },
-      reported.slice(0, MOST).map((one) =>
+      moving.slice(0, MOST).map((one) =>
         el(Series, {
           key: `${one.label} ${one.name}`,
           title: title(one),
@@ -202,11 +204,12 @@ function Charts({ data }) {
       ),
     ),
     reported.length === 0 ? t.p({ class: 'note padded' }, 'No values yet: a rate needs two samples.') : null,
+    still.length > 0 ? t.p({ class: 'note padded' }, `0 all the time: ${still.map(title).join(', ')}.`) : null,
     missing.length > 0 && reported.length > 0
       ? t.p({ class: 'note padded' }, `Not reported by this machine: ${missing.join(', ')}.`)
       : null,
-    reported.length > MOST
-      ? el(CappedNote, { capped: { shown: MOST, total: reported.length }, noun: 'charts; the CSV has all' })
+    moving.length > MOST
+      ? el(CappedNote, { capped: { shown: MOST, total: moving.length }, noun: 'charts; the CSV has all' })
       : el(CappedNote, { capped: data.capped, noun: 'series' }),
     el(LeftOutNote, { parts: data.left_out }),
   );

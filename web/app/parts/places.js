@@ -141,6 +141,6 @@ function insideWords(row) {
     return t.span(null, t.code(null, row.open_operation || row.operation), ` #${count(row.open_sequence)}`);
   if (row.operation && row.began !== null && row.ended !== null && row.began > row.ended)
     return t.span(null, t.code(null, row.operation), ` #${count(row.began)}`);
-  if (!row.operation) return t.span({ class: 'faint' }, 'nothing yet');
+  if (!row.operation) return t.span({ class: 'faint' }, 'no collective');
   return t.span({ class: 'faint' }, 'last: ', t.code(null, row.operation));
 }

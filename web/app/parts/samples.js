@@ -52,7 +52,7 @@ export function RankSamples({ run, rank, host, topic }) {
           title:
             one.gpu === null
               ? words(one.name.replace(/_(ratio|bytes)$/, ''))
-              : `GPU ${one.gpu} ${words(one.name.replace(/_(ratio|celsius|mhz)$/, '')).toLowerCase()}`,
+              : `GPU ${one.gpu}: ${words(one.name.replace(/_(ratio|celsius|mhz)$/, ''))}`,
           x: one.time_ms,
           low: one.min,
           high: one.max,

@@ -1,6 +1,6 @@
 /** The frame of every page: header, side bar, the place for the page, and what floats above it. */
 
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useRef, useState } from 'preact/hooks';
 import { apiHref, useApi } from '../api.js';
 import { ago, count, words } from '../format.js';
 import { useKeys } from '../keys.js';
@@ -292,10 +292,17 @@ function Status({ overview }) {
 /** @param {{run: string, overview: Overview | null}} props */
 function Sidebar({ run, overview }) {
   const here = section(place.value.name);
+  const bar = useRef(/** @type {HTMLDivElement | null} */ (null));
+  useEffect(() => {
+    const link = /** @type {HTMLElement | null | undefined} */ (bar.current?.querySelector('.here'));
+    // where the menu is a row that scrolls, the page that is open is in its middle
+    if (bar.current && link)
+      bar.current.scrollLeft = link.offsetLeft + (link.offsetWidth - bar.current.clientWidth) / 2;
+  }, [here]);
   return t.nav(
     { class: 'side', 'aria-label': 'Pages of this run' },
     t.div(
-      { class: 'sidestick' },
+      { class: 'sidestick', ref: bar },
       MENU.map((group) =>
         t.div(
           { class: 'sidegroup', key: group.title },

@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from 'preact/hooks';
 import { apiHref, csvHref, useApi } from '../api.js';
-import { bytes, change, count, duration, figure, percent, plural, sentence } from '../format.js';
+import { bytes, change, count, duration, figure, percent, plural, sentence, speed } from '../format.js';
 import { useKeys } from '../keys.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
@@ -245,5 +245,6 @@ function value(row) {
   if (typeof row.value === 'string') return row.value;
   if (row.unit === 'ms') return duration(row.value);
   if (row.unit === 'bytes') return bytes(row.value);
-  return row.unit === 'bytes/s' ? `${bytes(row.value)}/s` : row.value >= 1000 ? count(row.value) : figure(row.value);
+  if (row.unit === 'bytes/s') return speed(row.value);
+  return row.value >= 1000 ? count(row.value) : figure(row.value);
 }

@@ -239,7 +239,7 @@ def _coverage_text(
 ) -> str:
     if not expected:
         return "No rank has registered yet"
-    text = f"{reporting} of {plural(expected, 'rank')} {seen_as}"
+    text = f"{reporting:,} of {plural(expected, 'rank')} {seen_as}"
     if silent:
         text += f"; {rank_list([row.rank for row in silent])} silent"
         text += f" since step {min(row.step for row in silent):,}"

@@ -101,7 +101,7 @@ def _own(connection: sa.Connection, run_id: str) -> list[Quantity]:
         Quantity(
             f"own/{name}", name, "training", "rank", "metric", (name,),
             "bytes" if name.endswith("_bytes") else "ratio" if name.endswith("_ratio") else "",
-            "apart", "rankscope.log_metrics",
+            "apart", "what the script gives to rankscope.log_metrics",
         )
         for name in names[:MAX_OWN]
     ]  # fmt: skip

@@ -98,7 +98,7 @@ class Drift:
         ]
         equal = sum(len(values) == 1 for values in table.by_fact.values())
         loud = any(finding.severity != "info" for finding in findings)
-        checked = () if loud else (f"environment: {len(known)} ranks agree on {equal} facts",)
+        checked = () if loud else (f"environment: {len(known):,} ranks agree on {equal} facts",)
         return ran(self, findings, checked, _not_compared(table))
 
 
@@ -322,7 +322,7 @@ def _what(window: Window, difference: FactDifference, count: int) -> str:
 
 def _why(facts: Sequence[FactDifference], num_known: int) -> str:
     worst = facts[0]
-    text = f"{len(worst.values[0][1])} of {num_known} ranks agree on {_name(worst.fact)}"
+    text = f"{len(worst.values[0][1]):,} of {num_known:,} ranks agree on {_name(worst.fact)}"
     if len(facts) > 1:
         names = ", ".join(_name(fact.fact) for fact in facts[1:6])
         text += f"; the same ranks also differ on {names}"

@@ -103,7 +103,7 @@ def _what(window: Window, case: Stalling) -> str:
 def _why(window: Window, case: Stalling) -> str:
     hours = rank_hours_per_day(window.world_size, case.cost)
     lost = (
-        f"{window.world_size} ranks lose {percent_text(case.cost)} of their throughput, "
+        f"{window.world_size:,} ranks lose {percent_text(case.cost)} of their throughput, "
         f"{hours_text(hours)} a day (by the work of the slowest rank of each step)"
     )
     if case.rank is None:

@@ -92,7 +92,7 @@ def _reference_text(case: Case) -> str:
     if not case.has_peers:
         return "before"
     num_others = case.num_peers - (len(case.ranks) - 1)
-    return f"{num_others} peers" if num_others > 1 else "peer"
+    return f"{num_others:,} peers" if num_others > 1 else "peer"
 
 
 def _ratios_text(case: Case, policy: Policy = POLICY) -> str:
@@ -140,7 +140,7 @@ def _why(window: Window, case: Case) -> str:
     excess, cost = case.excess, case.cost
     reference = "its own steps before"
     if case.has_peers:
-        several = f"the median of {case.num_peers} peers"
+        several = f"the median of {case.num_peers:,} peers"
         reference = several if case.num_peers > 1 else "its peer"
     phase = max(excess.by_phase, key=lambda name: excess.by_phase[name])
     positive = sum(max(value, 0.0) for value in excess.by_phase.values())
@@ -325,7 +325,7 @@ def _confidence(case: Case) -> tuple[float, str]:
     confidence, reasons = 0.55, []
     if case.has_peers:
         confidence += 0.15
-        whole = f"{case.num_peers} peers" if case.num_peers > 1 else "its peer"
+        whole = f"{case.num_peers:,} peers" if case.num_peers > 1 else "its peer"
         reasons.append(f"{whole} did the same work meanwhile")
     else:
         reasons.append("compared with its own earlier steps, as it has no peers")
