@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { ask, Failure, useApi } from '../api.js';
-import { count, dateTime, duration, percent, plural, ranges, words } from '../format.js';
+import { count, dateTime, duration, percent, plural, ranges, sentence, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce } from '../page.js';
 import { el, t } from '../tags.js';
@@ -64,15 +64,31 @@ export function AdviceCard({ run, topic }) {
       what: 'the advice',
       children: (advice) => [
         el(Advised, { key: 'a', advice }),
-        el(ReportForm, { key: `f ${advice.epoch}`, advice, run, reported, form }),
-        history.data ? el(Trail, { key: 'h', history: history.data }) : null,
+        isEmpty(advice) ? null : el(ReportForm, { key: `f ${advice.epoch}`, advice, run, reported, form }),
+        history.data && !(isEmpty(advice) && history.data.given.length === 1)
+          ? el(Trail, { key: 'h', history: history.data })
+          : null,
       ],
     }),
   );
 }
 
+/** Whether there is nothing to act on, and so nothing to report. @param {Advice} advice */
+function isEmpty(advice) {
+  return advice.evidence.length === 0;
+}
+
 /** @param {{advice: Advice}} props */
 function Advised({ advice }) {
+  if (isEmpty(advice))
+    return t.div(
+      { class: 'advised' },
+      t.p(null, t.b(null, advice.what)),
+      t.p(
+        { class: 'note' },
+        `${sentence(advice.why)} Number ${count(advice.epoch)}, since ${dateTime(advice.given_ms)}.`,
+      ),
+    );
   return [
     t.div(
       { key: 'w', class: 'advised' },
