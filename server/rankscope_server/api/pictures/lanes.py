@@ -20,7 +20,7 @@ from rankscope_server.api.runs.queries import RANK_HEAD, rank_rows
 from rankscope_server.api.steps.queries import load_range
 from rankscope_server.diagnose.hang.positions import Positions
 from rankscope_server.diagnose.stalls.stopped_process import STOPPED_BY
-from rankscope_server.findings.text import cut, ms_text
+from rankscope_server.findings.text import cut, seconds_text
 from rankscope_server.ingest.step_metrics import STARTED
 from rankscope_server.observe.machine_table import EVENTS
 from rankscope_server.store import tables
@@ -220,7 +220,7 @@ def _ends_text(
     if len(began) > 1 and named and named[0] in began:
         later = min(ms for rank, ms in began.items() if rank != named[0]) - began[named[0]]
         if later > 0:
-            texts.append(f"rank {named[0]} was {ms_text(later)} before the next one")
+            texts.append(f"rank {named[0]} was {seconds_text(later / 1e3)} before the next one")
     return "; ".join(texts)
 
 

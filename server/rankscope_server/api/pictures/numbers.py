@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from rankscope_server.api.pictures.chart import WIDTH, chart_of
 from rankscope_server.api.pictures.schema import FindingChart, PictureLimit
 from rankscope_server.api.pictures.subject import Maker, Subject, evenly, others_text
-from rankscope_server.api.steps.queries import Array, bin_of
+from rankscope_server.api.steps.queries import Array, bin_of, quiet
 from rankscope_server.diagnose.parameter_server.ages import ages_of
 from rankscope_server.observe.version_table import BOUND, NAMES, VersionTable
 from rankscope_server.store import tables
@@ -66,9 +66,10 @@ def memory(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
 def _numbers(
     connection: sa.Connection, subject: Subject, wanted: Sequence[Number], steps: tuple[int, int]
 ) -> list[FindingChart]:
-    named = subject.ranks or tuple(evenly(list(subject.host_of)))[:1]
+    named = subject.ranks or tuple(subject.host_of if len(subject.host_of) == 1 else ())
     others = [rank for rank in subject.others() if rank not in named]
     shown = [*named, *others]
+    whom = others_text(len(others), len(subject.host_of) - len(named), "rank")
     table = tables.metric.c
     first, last = steps
     size = bin_of(last - first + 1, WIDTH)
@@ -94,13 +95,15 @@ def _numbers(
             lines[place_of[rank], column] = known if np.isnan(old) else max(old, known)
         if one.unit == "bytes":  # sampled: what was held last holds
             lines = _held(lines)
+        if not named:  # all are meant
+            lines = np.concatenate([quiet(np.nanmax, lines, axis=0)[None], lines])
         # Bins in which no rank has a value are no gap: numbers are not given in each step.
         given = np.zeros(len(x), bool)
         given[np.unique([(step - first) // size for _, step, _ in rows])] = True
         found.append(
             chart_of(one.name, one.title, one.unit, "step", x[given], lines[:, given],
-                   [f"rank {rank}" for rank in named], subject.onset_step,
-                   others_text(len(others), len(subject.host_of) - len(named), "rank"),
+                   [f"rank {rank}" for rank in named] or ["the largest of them"],
+                   subject.onset_step, whom if named else whom.replace(" other", ""),
                    source=SOURCE, limits=subject.limits(one.name))
         )  # fmt: skip
     return found

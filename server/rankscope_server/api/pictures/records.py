@@ -60,7 +60,7 @@ def saves(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
     source = "the calls that save, timed on each rank"
     apart = np.concatenate([[np.nan], np.diff([ended_ns[step] for step in steps]) / 1e9])
     return [
-        chart_of("saves", "How long a checkpoint held a rank", "s", "step", x, np.array(rows),
+        chart_of("saves", "How long the calls that save took", "s", "step", x, np.array(rows),
                  labels, onset, whom if named else whom.replace(" other", ""), source=source,
                  limits=subject.limits("saves")),
         chart_of("apart", "Time since the checkpoint before", "s", "step", x, apart[None],

@@ -52,7 +52,6 @@ def _counted(counter: Counter) -> Source:
 _MEMORY = Source(memory, _NO_NUMBERS)
 _OWN = _steps("own_work", "Self time, each step")
 _DATA = _steps("data", "Wait for data, each step")
-_STEP = _steps("step", "Step time, each step")
 _PACE = Source(pace, _NO_STEPS)
 _CLOCKS = Source(clocks, "no measurement of clocks and no step of other ranks is stored")
 _GPU = _samples("gpu_clock", "gpu_temperature", "gpu_power")
@@ -135,7 +134,7 @@ PICTURES: dict[str, tuple[Source, ...]] = {
     "server_bottleneck": (_ROLES,),
     "hot_shard": (Source(shards, "no totals of parameter shards are stored"),),
     "goodput": (Source(ledger, "what the run cost is not known"),),
-    "slow_checkpoint": (_SAVES, _STEP),
+    "slow_checkpoint": (_SAVES, _OWN),
     "checkpoint_interval": (_SAVES,),
     "lone_evaluation": (
         _steps("evaluation", "Evaluation, each step"), _steps("blocked", "Blocked on peers"),

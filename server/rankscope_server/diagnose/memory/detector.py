@@ -320,7 +320,7 @@ def _what(window: Window, growth: Growth, ranks: tuple[int, ...]) -> str:
     low, high = _round(growth.steps_left_low), _round(growth.steps_left_high)
     verb = "run" if many else "runs"
     text = f"{who} {verb} out of {word} in about {_round(growth.steps_left):,} steps"
-    text += f" ({low:,} to {high:,})" if high < 10**9 else ""
+    text += f" ({low:,} to {high:,})" if low < high < 10**9 else ""
     seconds = seconds_left(window, growth.steps_left)
     return text + (f", {span_text(seconds)}" if seconds is not None else "")
 
@@ -376,8 +376,9 @@ def _confidence(growth: Growth) -> float:
 
 def _evidence(window: Window, growth: Growth) -> Evidence:
     low, high = bytes_text(growth.trend.low), bytes_text(growth.trend.high)
+    within = f" ({low} to {high})" if low != high else ""
     return Evidence(
-        f"Rank {growth.rank}: {bytes_text(growth.trend.slope)} a step ({low} to {high}) over "
+        f"Rank {growth.rank}: {bytes_text(growth.trend.slope)} a step{within} over "
         f"{growth.trend.span:,} steps",
         window.link(growth.rank, growth.trend.onset),
     )

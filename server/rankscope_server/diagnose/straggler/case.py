@@ -297,7 +297,11 @@ def _ruled_out(window: Window, case: Case) -> tuple[str, ...]:
         )
     computing = sum(excess.by_phase[name] for name in ("forward", "backward", "optimizer"))
     if case.kind == "slow_data" and computing <= small:
-        out.append(f"Slow compute: forward, backward and optimizer differ by {ms_text(computing)}")
+        beyond = "shorter" if computing < 0 else "longer"
+        out.append(
+            f"Slow compute: forward, backward and optimizer are {ms_text(abs(computing))} a step "
+            f"{beyond} than the reference"
+        )
     out.append("Waiting for other ranks: all time blocked on peers is left out of its self time")
     cpu, reference = excess.cpu_ms, excess.cpu_reference_ms
     if (
