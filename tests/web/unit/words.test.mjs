@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
 import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, speed, stopwatch, words } from '../../../web/app/format.js';
-import { fold, join, RING } from '../../../web/app/parts/fold.js';
+import { fold, inFront, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { marked } from '../../../web/app/parts/querymark.js';
 import { visibleRange } from '../../../web/app/parts/range.js';
@@ -120,6 +120,17 @@ test('lines alike, each soon after another, are one; later ones are another', ()
     told.map((one) => [one.id, one.count, one.ranks, one.first_ms, one.time_ms]),
     [[1, 3, [0, 1], 0, 9], [4, 1, [2], 0, 0], [5, 1, [3], 60_000, 60_000]],
   );
+});
+
+test('lines alike on both sides of the seam of two pages are one, and no line counts twice', () => {
+  const line = (id, rank, message, time_ms) => ({ id, rank, ranks: [rank], message, time_ms, first_ms: time_ms, level: 'INFO', logger: 'a', stream: 'logging', attempt: 0, count: 1 });
+  const page = [line(1, 0, 'x', 0), line(2, 1, 'y', 5)];
+  const after = [line(2, 1, 'y', 5), line(3, 2, 'y', 6), line(4, 3, 'x', 1_000), line(5, 4, 'x', 60_000)];
+  assert.deepEqual(
+    inFront(page, after).map((one) => [one.id, one.count, one.ranks]),
+    [[1, 2, [0, 3]], [2, 2, [1, 2]], [5, 1, [4]]],
+  );
+  assert.deepEqual(inFront([], after), after);
 });
 
 test('a mistake in a search is marked where the server says, also behind what is no single code unit', () => {

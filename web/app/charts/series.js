@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from 'preact/hooks';
 import uPlot from 'uplot';
-import { bytes, count, duration, percent, si, speed, timeOfDay } from '../format.js';
+import { bytes, count, duration, figure, percent, si, speed, timeOfDay } from '../format.js';
 import { theme } from '../page.js';
 import { t } from '../tags.js';
 import { tokens } from './paint.js';
@@ -17,7 +17,7 @@ document.head.append(style);
 /** @param {string} unit @param {number | null | undefined} value */
 export function amount(unit, value) {
   if (value == null) return 'no data';
-  if (unit === 'ratio') return percent(value);
+  if (unit === 'ratio') return value > 0 && value < 0.001 ? `${figure(100 * value)} %` : percent(value);
   if (unit === 'bytes' || unit === 'B') return bytes(value);
   if (unit === 'bytes/s') return speed(value);
   if (unit === '1/s') return si(value, '/s');

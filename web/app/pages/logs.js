@@ -12,7 +12,7 @@ import { RING } from '../parts/fold.js';
 import { VirtualList } from '../parts/list.js';
 import { fieldNames, readColumns, writeColumns } from '../parts/logfields.js';
 import { ColumnHeads, Filters, LogLineRow, LogPanel, stepHref } from '../parts/logline.js';
-import { useLogLines } from '../parts/loglines.js';
+import { SCREEN, useLogLines } from '../parts/loglines.js';
 import { SearchBox } from '../parts/searchbox.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
@@ -135,6 +135,9 @@ export function Page({ run, topic, overview, ended }) {
             },
             `The list holds ${count(RING)} lines: show those before ${exactTime(held.lines[0].time_ms)}`,
           )
+        : null,
+      held.older && !held.pending && held.lines.length > 0 && held.lines.length < SCREEN
+        ? t.button({ type: 'button', class: 'link', onClick: held.loadOlder }, 'Older lines')
         : null,
       held.skipped
         ? t.span({ class: 'note' }, 'Newer lines came faster than they can be shown: all are stored and searchable')

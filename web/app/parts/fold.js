@@ -5,6 +5,7 @@
 /** How many lines the browser keeps. */
 export const RING = 50_000;
 const ALIKE_MS = 2000;
+const SEAM = 200; // rows behind a page that are looked at
 
 /** Fold lines alike, each soon after another, into one, as the server does for pages. Pure. @param {LogRow[]} lines */
 export function fold(lines) {
@@ -27,6 +28,16 @@ export function fold(lines) {
     } else folded.push(line);
   }
   return folded;
+}
+
+/** Put a page in front of the lines that follow it; those alike on both sides of the seam are one. Pure. @param {LogRow[]} page @param {LogRow[]} lines */
+export function inFront(page, lines) {
+  const seen = new Set(page.map((line) => line.id));
+  const following = lines.filter((line) => !seen.has(line.id));
+  const end = page.at(-1)?.time_ms ?? Number.NEGATIVE_INFINITY;
+  const far = following.findIndex((line) => line.first_ms - end > ALIKE_MS);
+  const seam = Math.min(far < 0 ? following.length : far, SEAM);
+  return join(fold([...page, ...following.slice(0, seam)]), following.slice(seam), 'new');
 }
 
 /** Join lines without repeating one, oldest first, at most RING. Pure. @param {LogRow[]} older @param {LogRow[]} newer @param {'old' | 'new'} drop */

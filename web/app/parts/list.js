@@ -25,17 +25,18 @@ export function VirtualList({ items, row, keyOf, draw, label, follow, onFollow, 
     return () => observer.disconnect();
   }, []);
 
-  // Lines put in front of what is read push the scroll position along with it.
+  // Lines put in front of what is read push the scroll position along with it. The first lines may
+  // become part of those in front of them: the last one says by how much all moved.
   useLayoutEffect(() => {
     const element = box.current;
     if (!element) return;
     const before = anchor.current;
     if (following.current) element.scrollTop = element.scrollHeight;
-    else if (before && items.length > 0 && keyOf(items[0]) !== before.key) {
-      const moved = items.findIndex((item) => keyOf(item) === before.key);
-      if (moved > 0) element.scrollTop += moved * row;
+    else if (before) {
+      const at = items.findLastIndex((item) => keyOf(item) === before.key);
+      if (at >= 0) element.scrollTop += (at - before.index) * row;
     }
-    anchor.current = items.length > 0 ? { key: keyOf(items[0]), index: 0 } : null;
+    anchor.current = items.length > 0 ? { key: keyOf(items[items.length - 1]), index: items.length - 1 } : null;
   }, [items, follow]);
 
   useEffect(() => {

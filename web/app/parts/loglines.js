@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { ask, Failure } from '../api.js';
 import { follow } from '../live.js';
 import { withQuery } from '../url.js';
-import { fold, join, RING } from './fold.js';
+import { fold, inFront, join, RING } from './fold.js';
 
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
 /** @typedef {import('../../types/api.js').Logs} Logs */
@@ -14,8 +14,9 @@ import { fold, join, RING } from './fold.js';
  */
 
 const PAGE = 100;
+const MORE = 500; // where lines fold to few rows
 const TAIL = 1000;
-const SCREEN = 80; // rows that fill a window
+export const SCREEN = 80; // rows that fill a window
 const MOST_READS = 8; // pages for that, where something was found
 
 /**
@@ -47,7 +48,8 @@ export function useLogLines(base, { topic, live }) {
 
     /** @param {string | null} cursor @returns {Promise<Logs>} */
     async function read(cursor) {
-      const got = await ask(withQuery(base, { limit: PAGE, cursor }), { signal: control.signal });
+      const limit = cursor ? MORE : PAGE;
+      const got = await ask(withQuery(base, { limit, cursor }), { signal: control.signal });
       return got?.data;
     }
 
@@ -65,7 +67,7 @@ export function useLogLines(base, { topic, live }) {
           const searchedTo = page.searched_to_ms;
           if (lines.length === 0) setHeld((old) => ({ ...old, lines: [], searchedTo }));
           page = await read(page.next_cursor);
-          lines = [...[...page.lines].reverse(), ...lines];
+          lines = inFront([...page.lines].reverse(), lines);
         }
         setHeld({
           lines,
@@ -133,11 +135,12 @@ export function useLogLines(base, { topic, live }) {
     if (!older || busy.current || path !== base || held.lines.length >= RING) return;
     busy.current = true;
     try {
-      const got = await ask(withQuery(base, { limit: PAGE, cursor: older }));
+      const limit = held.lines.length < SCREEN ? MORE : PAGE;
+      const got = await ask(withQuery(base, { limit, cursor: older }));
       const page = /** @type {Logs} */ (got?.data);
       setHeld((old) =>
         old.path === base
-          ? { ...old, lines: join([...page.lines].reverse(), old.lines, 'new'), older: page.next_cursor }
+          ? { ...old, lines: inFront([...page.lines].reverse(), old.lines), older: page.next_cursor }
           : old,
       );
     } catch {

@@ -19,33 +19,33 @@ const ABOUT = {
     title: 'a finding',
     numbers: [
       quantity('min_confidence', 'Least confidence, %', 0, 0.01),
-      quantity('lasts_seconds', 'that lasts for seconds', 5),
+      quantity('lasts_seconds', 'Lasts for seconds', 5),
     ],
   },
-  stall: { title: 'a run that stands still', numbers: [quantity('seconds', 'for seconds', 1800)] },
-  silence: { title: 'silence of ranks or of a run', numbers: [quantity('seconds', 'for seconds', 120)] },
+  stall: { title: 'a run that stands still', numbers: [quantity('seconds', 'For seconds', 1800)] },
+  silence: { title: 'silence of ranks or of a run', numbers: [quantity('seconds', 'For seconds', 120)] },
   throughput: {
     title: 'lost throughput',
     numbers: [
-      quantity('share_ratio', 'from % (0: not looked at)', 10, 0.01),
-      quantity('rank_hours_per_day', 'from rank-hours a day (0: not looked at)', 0),
+      quantity('share_ratio', 'From % (0: not looked at)', 10, 0.01),
+      quantity('rank_hours_per_day', 'From rank-hours a day (0: not looked at)', 0),
     ],
   },
   budget: {
     title: 'what a run has spent',
     numbers: [
-      quantity('money', 'from an amount of money (0: not looked at)', 100),
-      quantity('rank_hours', 'from rank-hours (0: not looked at)', 0),
+      quantity('money', 'From an amount of money (0: not looked at)', 100),
+      quantity('rank_hours', 'From rank-hours (0: not looked at)', 0),
     ],
   },
-  loss: { title: 'lost records of a run', numbers: [quantity('records', 'so many or more', 1)] },
-  lag: { title: 'this server is behind', numbers: [quantity('seconds', 'by seconds', 120)] },
-  queue: { title: 'the queue of the store', numbers: [quantity('used_ratio', 'from % full', 80, 0.01)] },
+  loss: { title: 'lost records of a run', numbers: [quantity('records', 'Records, at least', 1)] },
+  lag: { title: 'this server is behind', numbers: [quantity('seconds', 'By seconds', 120)] },
+  queue: { title: 'the queue of the store', numbers: [quantity('used_ratio', 'From % full', 80, 0.01)] },
   disk: {
     title: 'the disk of the store',
     numbers: [
-      quantity('free_bytes', 'below GiB free (0: not looked at)', 5, GIB),
-      quantity('database_bytes', 'or a database from GiB (0: not looked at)', 0, GIB),
+      quantity('free_bytes', 'Below GiB free (0: not looked at)', 5, GIB),
+      quantity('database_bytes', 'Database from GiB (0: not looked at)', 0, GIB),
     ],
   },
 };
@@ -185,22 +185,24 @@ export function RuleForm({ rule, channels, save, cancel }) {
       el(Field, { label: 'Runs by name or id', value: runs, set: setRuns, hint: 'all; llama-*' }),
       el(Field, { label: 'Project', value: project, set: setProject, hint: 'all; vision*', size: 12 }),
       el(Field, { label: 'Tags', value: tags, set: setTags, hint: 'team=vision*' }),
-      t.fieldset(
-        { class: 'askfield' },
-        t.legend(null, 'Channels; none means all'),
-        channels.map((one) =>
-          t.label(
-            { key: one.id },
-            t.input({
-              type: 'checkbox',
-              checked: to.includes(one.id),
-              onChange: (event) =>
-                setTo(event.currentTarget.checked ? [...to, one.id] : to.filter((id) => id !== one.id)),
-            }),
-            ` ${one.name}`,
+      channels.length === 0
+        ? null
+        : t.fieldset(
+            { class: 'askfield' },
+            t.legend(null, 'Channels; none means all'),
+            channels.map((one) =>
+              t.label(
+                { key: one.id },
+                t.input({
+                  type: 'checkbox',
+                  checked: to.includes(one.id),
+                  onChange: (event) =>
+                    setTo(event.currentTarget.checked ? [...to, one.id] : to.filter((id) => id !== one.id)),
+                }),
+                ` ${one.name}`,
+              ),
+            ),
           ),
-        ),
-      ),
       el(FormButtons, { submit: 'Save', cancel }),
     ),
   );
