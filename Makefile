@@ -62,5 +62,8 @@ check: $(STAMP) ## lint, types, import contracts, vendored files
 bench: $(STAMP) ## the published figures of the README
 	$(BIN)/python benchmarks/overhead.py
 
+screenshots: $(STAMP) ## every page in both themes at four widths, of real and simulated runs, in artifacts/screenshots
+	$(BIN)/python benchmarks/screenshots.py
+
 clean: ## remove what `make` made
 	rm -rf .venv artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

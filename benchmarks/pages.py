@@ -3,10 +3,11 @@
     python benchmarks/pages.py [--ranks 1,4,1024,8192] [--states live,ended] [--pages ranks,step]
     python benchmarks/pages.py --table
 
-Every page in both themes, of runs of 1, 4, 1,024 and 8,192 ranks that are live, ended, imported,
-without steps, partial (ranks that were never heard of, batches missing, records lost), and with a
-server that does not answer; pages that are of no single run with all of these runs, without any,
-and without an answer. All through a proxy under a prefix of the path that the server does not know.
+Every page in both themes, of runs of 1, 4, 1,024 and 8,192 ranks that are live, really trained (by
+the reference trainer, of 1 and 4 ranks), ended, imported, without steps, partial (ranks that were
+never heard of, batches missing, records lost), and with a server that does not answer; pages that
+are of no single run with all of these runs, without any, and without an answer. All through a proxy
+under a prefix of the path that the server does not know.
 Of each: no error on the console, no request that leaves the origin, a strict policy, no violation
 of the rules of accessibility (WCAG 2.2 A and AA), nothing wider than the window at 420 and 1440 px.
 Resumes where it was stopped; results are in benchmarks/results/pages.jsonl, the table is written
@@ -32,7 +33,8 @@ from playwright.sync_api import Browser, sync_playwright
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rows import RESULTS, ROOT, Key, Rows, code_label, newest
-from screenshots import CHROMIUM, THEMES, ask, pages_of_all, pages_of_run, settle
+from screenshots import CHROMIUM, THEMES, asking, settle
+from shown_runs import train
 
 from rankscope import cli
 from rankscope.wire import schema
@@ -40,15 +42,18 @@ from tests.agent.dumps import dump, entry
 from tests.server import seed
 from tests.web.accessibility import too_wide_px, violations
 from tests.web.conftest import ARGUMENTS, Watched, serving, watch
+from tests.web.pages import of_all, of_run
 from tests.web.prefix import proxy
+from tests.web.preflights import keep_two
 
 KEYS = ("page", "ranks", "state", "theme")
 RANKS = (1, 4, 1_024, 8_192)
-STATES = ("live", "ended", "imported", "empty", "partial", "offline")
+STATES = ("live", "trained", "ended", "imported", "empty", "partial", "offline")
 STATES_OF_ALL = ("live", "empty", "offline")  # of pages that are of no single run
 WIDTHS = (420, 1440)
 PREFIX = "/user/ana/proxy/8787"
 STEPS = {1: 200, 4: 200, 1_024: 40, 8_192: 12}
+MOST_TRAINED = 4  # processes that this machine can train on
 CALLS = 6  # of each rank of an imported run
 MEMBERS = 64  # of a group in one: a dump names all of them
 NO_ANSWER = "net::ERR_FAILED"  # what the browser itself says of a request that was cut off
@@ -79,6 +84,11 @@ def plan_of(run: str, ranks: int, **more: Any) -> seed.Plan:
 
 def seed_live(url: str, ranks: int) -> None:
     seed.seed_run(url, **vars(plan_of("live", ranks, fault="slow_compute", end=False)))
+
+
+def seed_trained(url: str, ranks: int) -> None:
+    """Train on so many processes, one of which is slow."""
+    train(url, "trained", ranks, "--steps", "120", "--fault", "slow_compute:rank=0,start=50")
 
 
 def seed_ended(url: str, ranks: int) -> None:
@@ -127,15 +137,19 @@ def seed_imported(url: str, ranks: int) -> None:
 
 
 SEEDS: dict[str, Callable[[str, int], None]] = {
-    "live": seed_live, "ended": seed_ended, "imported": seed_imported, "empty": seed_empty,
-    "partial": seed_partial,
+    "live": seed_live, "trained": seed_trained, "ended": seed_ended, "imported": seed_imported,
+    "empty": seed_empty, "partial": seed_partial,
 }  # fmt: skip
 
 
 def cells(url: str, ranks: int, states: Iterable[str]) -> Iterator[Cell]:
     """Yield all cells of a server with runs of this size; seeds the runs that are not there."""
-    there = {run["run_id"] for run in ask(url, "runs")["runs"]}
+    ask = asking(url)
+    there = {run["run_id"] for run in ask("runs")["runs"]}
+    keep_two(url, "live")
     for state in states:
+        if state == "trained" and ranks > MOST_TRAINED:
+            continue
         run = "ended" if state == "offline" else state
         if run not in there:
             began = time.monotonic()
@@ -145,16 +159,16 @@ def cells(url: str, ranks: int, states: Iterable[str]) -> Iterator[Cell]:
             print(
                 f"{ranks:>6} ranks, {run}: seeded in {time.monotonic() - began:.0f} s", flush=True
             )
-        for name, path in (*pages_of_run(url, run), ("compare", f"compare?b={run}")):
+        for name, path in of_run(ask, run):
             yield Cell(name, ranks, state, path)
         if state in STATES_OF_ALL and state != "empty":
-            for name, path in (*pages_of_all(url), ("sign-in", "sign-in")):
+            for name, path in of_all(ask):
                 yield Cell(name, ranks, state, path)
 
 
 def cells_without_runs(url: str) -> Iterator[Cell]:
     """Yield the pages that are of no single run, of a server that has none."""
-    for name, path in (*pages_of_all(url), ("compare", "compare"), ("sign-in", "sign-in")):
+    for name, path in (*of_all(asking(url)), ("compare", "compare")):
         yield Cell(name, 0, "empty", path)
 
 

@@ -1,11 +1,13 @@
-"""Photograph every page of the dashboard in both themes and some widths, for a look by eye.
+"""Photograph every page of the dashboard in both themes and at four widths, for a look by eye.
 
-    python benchmarks/screenshots.py --url http://127.0.0.1:8787 --out /tmp/shots
+    python benchmarks/screenshots.py                               also `make screenshots`
+    python benchmarks/screenshots.py --url http://127.0.0.1:8787 [--run RUN] [--only step,logs]
     python benchmarks/screenshots.py --url ... --run RUN --overview docs/overview.png
-    python benchmarks/screenshots.py --url ... --only compare --run RUN --before EARLIER \\
-        --widths 420,1024,1440,2560
 
-With `--overview FILE` it takes one picture of the run's overview for the README instead.
+Without `--url` a server of its own gets runs that fill every page (`shown_runs.py`: real ones of
+the reference trainer beside simulated ones), and each of them is photographed. A picture that is
+there is not taken again, so that it resumes where it was stopped. With `--overview FILE` it takes
+one picture of the run's overview for the README instead.
 """
 
 from __future__ import annotations
@@ -13,61 +15,46 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import shown_runs
+
+from tests import capabilities
+from tests.web.conftest import ARGUMENTS, serving
+from tests.web.pages import of_all, of_run
+
+CHROMIUM = capabilities.find("chromium")
 THEMES = ("dark", "light")
+HEIGHT, TALL = 900, 2400
 
 
-def ask(url: str, path: str) -> Any:
-    with urllib.request.urlopen(f"{url}/api/v1/{path}", timeout=10) as reply:
-        return json.load(reply)
+def asking(url: str) -> Callable[[str], Any]:
+    """Return what asks the API of a server."""
+
+    def ask(path: str) -> Any:
+        with urllib.request.urlopen(f"{url}/api/v1/{path}", timeout=10) as reply:
+            return json.load(reply)
+
+    return ask
 
 
-def pages(url: str, run: str, before: str) -> Iterator[tuple[str, str]]:
-    """Yield a name and a path for each page that has something to show."""
-    yield from pages_of_run(url, run)
-    yield "compare", f"compare?b={run}{'&a=' + before if before else ''}"
-    yield from pages_of_all(url)
-    kept = ask(url, "preflight/runs?limit=50")["preflights"]
-    for status in ("fail", "ok"):
-        for one in [one for one in kept if one["status"] == status][:1]:
-            yield f"preflight-{status}", f"preflight/{one['id']}"
-
-
-def pages_of_run(url: str, run: str) -> Iterator[tuple[str, str]]:
-    """Yield those of one run."""
-    yield "overview", f"runs/{run}"
-    yield "findings", f"runs/{run}/findings"
-    found = ask(url, f"runs/{run}/findings")
-    for finding in (found["open"] + found["recovered"])[:1]:
-        yield "finding", f"runs/{run}/findings/{finding['id']}"
-    yield "ranks", f"runs/{run}/ranks"
-    yield "rank", f"runs/{run}/ranks/0"
-    newest = ask(url, f"runs/{run}")["run"]["step"]
-    yield "step", f"runs/{run}/steps" + (f"/{max(1, newest - 2)}" if newest else "")
-    parts = ("collectives", "parallelism", "cost", "resources", "hang", "errors", "logs",
-             "environment", "machines", "agent")  # fmt: skip
-    for name in parts:
-        yield name, f"runs/{run}/{name}"
-
-
-def pages_of_all(url: str) -> Iterator[tuple[str, str]]:
-    """Yield those that are of no single run."""
-    yield "runs", "runs"
-    yield "search", "search?q=step%20OR%20error"
-    yield from ((name, name) for name in ("fleet", "alerts", "storage", "access"))
-    yield "server", "server?settings=all"
-    yield "preflights", "preflight"
+def pages(ask: Callable[[str], Any], runs: list[str], before: str) -> Iterator[tuple[str, str]]:
+    """Yield a name and a path for each page; those of further runs have their run's in front."""
+    for run in runs:
+        prefix = "" if run == runs[0] else f"{run}-"
+        for name, path in of_run(ask, run):
+            earlier = f"&a={before}" if name == "compare" and before and not prefix else ""
+            yield f"{prefix}{name}", path + earlier
+    yield from of_all(ask)
 
 
 def settle(page: Page) -> None:
@@ -75,28 +62,35 @@ def settle(page: Page) -> None:
     page.locator("#verdict, .problem, main h1").first.wait_for(timeout=60_000)
     page.evaluate("document.fonts.ready.then(() => true)")
     # Parts mount when they come near the screen: a tall window brings them all.
-    size = page.viewport_size or {"width": 1440, "height": 900}
-    if page.locator(".logs").count() == 0:
-        page.set_viewport_size({"width": size["width"], "height": 2400})
-        for _ in range(300):  # the policy of the page forbids wait_for_function
-            if page.locator(".skeleton").count() == 0:
-                break
-            page.wait_for_timeout(100)
-        page.wait_for_timeout(300)
+    size = page.viewport_size or {"width": 1440, "height": HEIGHT}
+    is_tall = page.locator(".logs").count() == 0
+    if is_tall:
+        page.set_viewport_size({"width": size["width"], "height": TALL})
+    for _ in range(300):  # the policy of the page forbids wait_for_function
+        if page.locator(".skeleton").count() == 0:
+            break
+        page.wait_for_timeout(100)
+    page.wait_for_timeout(300)
+    if is_tall:
         page.set_viewport_size(size)
     page.wait_for_timeout(200)
 
 
-def photograph(browser: Browser, address: str, file: Path, theme: Any, width: int) -> None:
+def photograph(browser: Browser, address: str, files: dict[int, Path], theme: Any) -> None:
+    """Open a page once, and photograph it whole at each width."""
     context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce"
-    )
+        viewport={"width": max(files), "height": HEIGHT}, color_scheme=theme,
+        reduced_motion="reduce",
+    )  # fmt: skip
     page = context.new_page()
     page.on("console", lambda message: report(address, message.type, message.text))
     page.on("pageerror", lambda error: report(address, "error", str(error)))
     page.goto(address)
-    settle(page)
-    page.screenshot(path=file, full_page=True)
+    for width in sorted(files, reverse=True):
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        settle(page)
+        page.screenshot(path=files[width], full_page=True)
+        print(files[width], flush=True)
     context.close()
 
 
@@ -109,32 +103,43 @@ def report(address: str, kind: str, text: str) -> None:
         print(f"{address}: {kind}: {text}", file=sys.stderr)
 
 
+def photograph_all(browser: Browser, url: str, chosen: argparse.Namespace, runs: list[str]) -> None:
+    """Photograph what was chosen and is not there yet."""
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    wanted = set(chosen.only.split(",")) - {""}
+    widths = [int(width) for width in chosen.widths.split(",")]
+    for name, path in pages(asking(url), runs, chosen.before):
+        for theme in THEMES if not wanted or name in wanted else ():
+            files = {width: chosen.out / f"{name}-{theme}-{width}.png" for width in widths}
+            missing = {width: file for width, file in files.items() if not file.exists()}
+            if missing:
+                photograph(browser, f"{url}/{path}", missing, theme)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", required=True, help="address of the server")
+    parser.add_argument("--url", default="", help="address of the server; default: one of its own")
     parser.add_argument("--run", default="", help="run id; default is the newest run")
     parser.add_argument("--out", type=Path, default=Path("artifacts/screenshots"))
     parser.add_argument("--before", default="", help="run to compare with; default by name")
     parser.add_argument("--only", default="", help="names of pages, separated by commas")
-    parser.add_argument("--widths", default="1440,1024", help="in pixels, separated by commas")
+    parser.add_argument("--widths", default="420,1024,1440,2560", help="in pixels, with commas")
     parser.add_argument("--overview", type=Path, help="write one picture for the README here")
-    choices = parser.parse_args()
-    url = choices.url.rstrip("/")
-    run = choices.run or ask(url, "runs?limit=1")["runs"][0]["run_id"]
-    with sync_playwright() as playwright:
+    chosen = parser.parse_args()
+    with sync_playwright() as playwright, ExitStack() as stack:
+        url = chosen.url.rstrip("/")
+        if url:
+            runs = [chosen.run or asking(url)("runs?limit=1")["runs"][0]["run_id"]]
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            url = stack.enter_context(serving(folder, "--silent-after-seconds", "86400"))
+            runs, chosen.before = shown_runs.fill(url), shown_runs.BEFORE
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        if choices.overview:
-            photograph(browser, f"{url}/runs/{run}", choices.overview, "dark", 1280)
-            print(f"{choices.overview}: {choices.overview.stat().st_size:,} bytes")
+        if chosen.overview:
+            photograph(browser, f"{url}/runs/{runs[0]}", {1280: chosen.overview}, "dark")
+            print(f"{chosen.overview}: {chosen.overview.stat().st_size:,} bytes")
             return
-        choices.out.mkdir(parents=True, exist_ok=True)
-        wanted = set(choices.only.split(",")) - {""}
-        for name, path in pages(url, run, choices.before):
-            for theme in THEMES if not wanted or name in wanted else ():
-                for width in map(int, choices.widths.split(",")):
-                    file = choices.out / f"{name}-{theme}-{width}.png"
-                    photograph(browser, f"{url}/{path}", file, theme, width)
-                    print(file)
+        photograph_all(browser, url, chosen, runs)
 
 
 if __name__ == "__main__":

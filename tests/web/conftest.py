@@ -19,6 +19,7 @@ import pytest
 from tests import capabilities
 from tests.command_server import Forked
 from tests.server.seed import seed_run, wait_until_judged
+from tests.web.preflights import BAD, keep_two
 
 ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -76,6 +77,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site = Site(url)
         seed_all(site)
         yield site
+
+
+@pytest.fixture(scope="session")
+def kept(site: Site) -> str:
+    """A preflight with a failure, and a good one of the day before."""
+    keep_two(site.url, SLOW)
+    return BAD
 
 
 @pytest.fixture

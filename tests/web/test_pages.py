@@ -11,58 +11,24 @@ import pytest
 
 from tests.web.accessibility import DESKTOP_WIDTHS, check_width, violations
 from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, Site, Watched
+from tests.web.pages import PAGES, all_pages, of_all, of_run, page_of, path_of
 
 pytestmark = pytest.mark.browser
-PAGES = {
-    "runs": "runs",
-    "overview": f"runs/{SLOW}",
-    "overview-healthy": f"runs/{HEALTHY}",
-    "overview-fresh": f"runs/{FRESH}",
-    "overview-crash": f"runs/{CRASH}",
-    "findings": f"runs/{SLOW}/findings",
-    "finding": f"runs/{SLOW}/findings/first",
-    "ranks": f"runs/{SLOW}/ranks?sel=5@200",
-    "rank": f"runs/{SLOW}/ranks/5",
-    "step": f"runs/{SLOW}/steps/200?sel=5@200&at=0:90000",
-    "step-healthy": f"runs/{HEALTHY}/steps/100",
-    "step-first": f"runs/{FRESH}/steps/1",
-    "ranks-worst": f"runs/{SLOW}/ranks?order=worst",
-    "ranks-by-node": f"runs/{SLOW}/ranks?order=node",
-    "collectives": f"runs/{SLOW}/collectives",
-    "collectives-open": f"runs/{SLOW}/collectives?call=all_reduce@default_pg@8388608&steps=200-260",
-    "collectives-nothing": f"runs/{SLOW}/collectives?steps=900-950",
-    "resources": f"runs/{SLOW}/resources?ranks=5",
-    "resources-fresh": f"runs/{FRESH}/resources?span=all",
-    "hang-over": f"runs/{HEALTHY}/hang",
-    "hang-crash": f"runs/{CRASH}/hang",
-    "hang-fresh": f"runs/{FRESH}/hang?ranks=1",
-    "errors": f"runs/{CRASH}/errors",
-    "logs": f"runs/{SLOW}/logs",
-    "environment": f"runs/{SLOW}/environment",
-    "agent": f"runs/{FRESH}/agent?for=1",
-    "agent-over": f"runs/{SLOW}/agent",
-    "machines": f"runs/{SLOW}/machines",
-    "search": "search?q=kind%3Dslow_compute%20OR%20step%20OR%20error",
-    "search-nothing": "search?q=nosuchwordanywhere",
-    "search-empty": "search",
-    "compare": f"compare?a={HEALTHY}&b={SLOW}",
-    "compare-within": f"compare?a={SLOW}&b={SLOW}&a_steps=11-120&b_steps=121-300",
-    "compare-nothing": "compare",
-    "compare-alone": f"compare?b={HEALTHY}",
-}
 MAX_MODULES, MAX_REQUESTS, MAX_FIRST_ROUTE_BYTES = 25, 30, 150 * 1024
 
 
-def path_of(site: Site, name: str) -> str:
-    path = PAGES[name]
-    if path.endswith("/first"):
-        found = site.ask(f"runs/{SLOW}/findings")
-        listed = found["open"] + found["recovered"]
-        assert listed, "the seeded run has a slow rank: a server that finds nothing is a failure"
-        path = path.replace("first", str(listed[0]["id"]))
-    return path
+def test_no_page_of_the_registry_is_left_out() -> None:
+    assert len(all_pages()) > 20, "the registry was read"
+    assert {page_of(path) for path in PAGES.values()} == all_pages()
 
 
+@pytest.mark.usefixtures("kept")
+def test_none_is_left_out_where_all_states_are_tried_and_photographed(site: Site) -> None:
+    listed = [*of_run(site.ask, SLOW), *of_all(site.ask)]
+    assert {page_of(path) for _, path in listed} == all_pages()
+
+
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_whole_and_accessible_in_both_themes(
     site: Site, open_page: Callable[..., Watched], name: str

@@ -5,92 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
-from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, Rtt
-from rankscope.preflight.facts.host import HostFacts
-from rankscope.preflight.model import CheckFinding, Facts, Fix, LaunchVerdict, NodeReport, Result
 from tests.command_server import Forked
 from tests.web.accessibility import WIDTHS, check_sizes_and_themes, violations
 from tests.web.conftest import SLOW, Site, Watched
 from tests.web.prefix import proxy
+from tests.web.preflights import BAD, COMMAND, GOOD
 
 pytestmark = pytest.mark.browser
-BAD, GOOD = "of-today", "of-yesterday"
-NODES = ("peer-a", "peer-b", "peer-c")
-COMMAND = "sudo ufw prepend allow from 10.0.0.0/24 to any port 29500 proto tcp"
-CLOSED = CheckFinding(
-    id="port.master.reach", status="fail", title="peer-b cannot reach peer-a:29500",
-    nodes=("peer-a",), edges=(("peer-b", "peer-a"),), lines=("peer-b->peer-a drop after 1.5 s",),
-    fix=(
-        Fix(node="peer-a", command=COMMAND, owner="admin"),
-        Fix(node="peer-a", command="# ask who runs the switch", owner="provider"),
-    ),
-    impact="the others wait 15 min, then end", unless="the firewall was being changed",
-)  # fmt: skip
-LONG = CheckFinding(
-    id="lim.nofile", status="warn", title="peer-c: 1024 files", nodes=("peer-c",),
-    fix=(Fix(node="peer-c", command="ulimit -n 65536 && " + "echo long; " * 200),),
-)  # fmt: skip
-RESULTS = (
-    Result(id="port.master.free", family="ports", status="ok"),
-    Result(id="port.master.reach", family="ports", status="fail"),
-    Result(id="lim.nofile", family="limits", status="warn"),
-    Result(id="gpu.ecc", family="gpu", status="skipped", reason="no GPU on any node"),
-    Result(id="net.loss", family="paths", status="unknown", reason="peer-c was too busy"),
-    Result(id="net.routes", family="paths", status="ok"),
-)
-
-
-def edge(outcome: Any = "ok", mbit: float | None = 9000.0) -> EdgeFacts:
-    return EdgeFacts(
-        mesh=Dial(outcome=outcome, address="10.0.0.1", port=29500, elapsed_ms=1.0),
-        rtt=Rtt(num=20, min_ms=0.2, median_ms=0.3, p95_ms=0.4, max_ms=0.5),
-        bandwidth=None if mbit is None else Bandwidth(mbit_per_s=mbit),
-    )
-
-
-def put(site: Site, id: str, began: float, verdict: LaunchVerdict, **paths: EdgeFacts) -> None:
-    reports = [
-        NodeReport(
-            node=node, version=3, node_rank=rank, stage="done", started_unix_s=began,
-            facts=Facts(host=HostFacts(hostname=f"{node}.cluster")), addresses=(f"10.0.0.{rank}",),
-            edges={
-                peer: paths.get(f"{node}_{peer}".replace("-", "_"), edge())
-                for peer in NODES if peer != node
-            },
-        )
-        for rank, node in enumerate(NODES)
-    ]  # fmt: skip
-    body = msgspec.json.encode({"verdict": verdict, "reports": reports, "run_id": SLOW})
-    url = f"{site.url}/api/v1/preflight/runs/{id}"
-    request = urllib.request.Request(url, body, method="PUT")
-    with urllib.request.urlopen(request, timeout=20) as reply:
-        assert reply.status == 200
-
-
-@pytest.fixture(scope="module")
-def kept(site: Site) -> str:
-    """A preflight with a failure, and a good one of the day before."""
-    given: Any = {"run_id": "x", "expected": NODES, "reported": NODES}
-    now, passed = time.time(), RESULTS[:1]
-    put(site, GOOD, now - 86_400, LaunchVerdict(**given, findings=(), results=passed))
-    bad = LaunchVerdict(**given, findings=(LONG, CLOSED), results=RESULTS)
-    slow, unknown = edge(mbit=700.0), edge(mbit=None)
-    put(
-        site, BAD, now - 60, bad, peer_b_peer_a=edge("drop", None), peer_a_peer_c=slow,
-        peer_c_peer_b=unknown,
-    )  # fmt: skip
-    return BAD
-
-
 PAGES = ("preflight", f"preflight?run={SLOW}&node=peer-a", f"preflight/{BAD}",
          f"preflight/{BAD}?metric=mbit", f"preflight/{GOOD}", "preflight?run=none")  # fmt: skip
 
