@@ -37,8 +37,11 @@ CONTAINER = ("unshare", "--pid", "--mount", "--mount-proc", "--fork", "--kill-ch
 IN_USER_NAMESPACE = ("unshare", "-U", "-r", "-n", "-m", "--propagation", "private")
 _LIMIT_S = 60.0
 _NOBODY_ID = 65534
-# The first takes 40 % less of the processors: it has no window to draw.
-_CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+_NAMES = {
+    # The first takes 40 % less of the processors: it has no window to draw.
+    "chromium": ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"),
+    "firefox": ("firefox-esr", "firefox"),
+}
 _PACKAGE_OF = {
     "cc": "gcc", "c++": "g++", "mount": "mount", "umount": "mount", "unshare": "util-linux",
     "nsenter": "util-linux", "setpriv": "util-linux", "ip": "iproute2", "tc": "iproute2",
@@ -47,7 +50,7 @@ _PACKAGE_OF = {
     "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
     "mpirun": "openmpi-bin", "slurmctld": "slurmctld",
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
-    "chromium": "chromium-headless-shell", "strace": "strace",
+    "chromium": "chromium-headless-shell", "firefox": "firefox-esr", "strace": "strace",
 }  # fmt: skip
 _OLDEST_POSTGRES = 14
 
@@ -100,7 +103,7 @@ def search_path() -> str:
 
 def find(tool: str) -> str | None:
     """Return where a command is, None if it is not installed."""
-    names = _CHROMIUM if tool == "chromium" else (tool,)
+    names = _NAMES.get(tool, (tool,))
     paths = (shutil.which(name, path=search_path()) for name in names)
     return next(filter(None, paths), None)
 
@@ -318,6 +321,10 @@ def _chromium() -> str:
         return _try([str(find("chromium")), *options, profile, "--dump-dom", page])
 
 
+def _firefox() -> str:
+    return _try([str(find("firefox")), "--version"])
+
+
 def postgres_programs() -> Path | None:
     """Return the folder of the newest PostgreSQL server that is installed; None for none."""
     on_path = shutil.which("initdb", path=search_path())
@@ -434,6 +441,7 @@ CAPABILITIES = (
         "sshd", "starts an ssh server", ("sshd", "ssh", "ssh-keygen"), _sshd, in_ci=True,
     ),
     Capability("chromium", "a browser", ("chromium",), _chromium, in_ci=True),
+    Capability("firefox", "another browser", ("firefox",), _firefox),
     Capability(
         "postgres", "a PostgreSQL server", (), _postgres, packages=("postgresql",), in_ci=True,
     ),
