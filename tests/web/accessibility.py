@@ -11,7 +11,7 @@ AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 
 # In pixels: a telephone, a small and a usual window, a large screen.
 WIDTHS = (420, 720, 1440, 2560)
-DESKTOP_WIDTHS = (420, 720, 1024, 1280, 1440, 1920, 2560)  # 720: 1440 at 200 % zoom
+EVERY_WIDTH = (420, 720, 1024, 1280, 1440, 1920, 2560)  # 720: 1440 at 200 % zoom
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.oidc_issuer import CLIENT, SECRET, issuing
-from tests.web.accessibility import DESKTOP_WIDTHS, check_width, violations
+from tests.web.accessibility import EVERY_WIDTH, check_width, violations
 from tests.web.conftest import Site, Watched, serving
 
 pytestmark = pytest.mark.browser
@@ -31,7 +31,7 @@ def sign_in(watched: Watched, token: str) -> Any:
 def test_an_open_server_says_so(site: Site, open_page: Callable[..., Watched]) -> None:
     watched = open_page("access")
     assert watched.sentence().startswith("This server is open")
-    for width in DESKTOP_WIDTHS:
+    for width in EVERY_WIDTH:
         check_width(watched.page, width)
     assert violations(watched.page) == []
     watched.check()

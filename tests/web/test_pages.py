@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.web.accessibility import DESKTOP_WIDTHS, check_width, violations
+from tests.web.accessibility import EVERY_WIDTH, check_width, violations
 from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, Site, Watched
 from tests.web.pages import PAGES, all_pages, of_all, of_run, page_of, path_of
 
@@ -37,7 +37,7 @@ def test_page_is_whole_and_accessible_in_both_themes(
     page = watched.page
     assert watched.sentence().strip()
     assert page.title().endswith("rankscope")
-    for width in DESKTOP_WIDTHS:
+    for width in EVERY_WIDTH:
         check_width(page, width)
     page.set_viewport_size({"width": 1440, "height": 900})
     assert violations(page) == []
