@@ -39,6 +39,8 @@ class Plan:
     """What kind of run to make."""
 
     run_id: str = "demo-run"
+    name: str = ""  # "": from the run id
+    torch: str = "2.13.0"  # its version
     ranks: int = 4
     steps: int = 300
     fault: str = "slow_compute"
@@ -206,7 +208,8 @@ def register(plan: Plan, times: Steps, nodes: list[Node]) -> None:
     for node in nodes:
         node.records.append(
             schema.RunStarted(
-                attempt=0, rank=schema.NODE_RANK, time_ns=start, name=f"{plan.run_id} gpt",
+                attempt=0, rank=schema.NODE_RANK, time_ns=start,
+                name=plan.name or f"{plan.run_id} gpt",
                 command=["torchrun", f"--nproc-per-node={plan.ranks_per_node}", "train.py"],
                 launcher="torchrun", world_size=plan.ranks, tags={"model": "gpt-nano"},
             )
@@ -262,7 +265,7 @@ def registered(plan: Plan, rank: int, time_ns: int) -> schema.RankRegistered:
 def environment(plan: Plan, rank: int, time_ns: int) -> schema.Environment:
     odd = rank == plan.ranks - 1 and plan.ranks > 1 and plan.fault != "none"
     facts = {
-        "torch.version": "2.13.0",
+        "torch.version": plan.torch,
         "python.version": "3.11.7",
         "kernel": "6.8.0-45-generic" if odd else "6.8.0-47-generic",
         "nccl.version": "2.21.5" if odd else "2.23.4",

@@ -234,6 +234,16 @@ def test_one_host_is_told_its_slowest_path(client: TestClient) -> None:
     )
 
 
+def test_what_is_cited_is_among_the_first_lines(client: TestClient) -> None:
+    put(client, "pf", verdict(), reports(node2_node0=edge(mbit=30.0)), "train")
+    own = [{"text": f"path {number}", "link": ""} for number in range(9)]
+    first, cited, second, *_ = training(
+        client, "train", ("node2",), kind="slow_link", hosts=["node2"], evidence=own
+    )
+    assert (first, second) == ("path 0", "path 1")
+    assert "measured node2 to node0: 30 Mbit/s" in cited
+
+
 @pytest.mark.parametrize(
     ("hosts", "run", "kind"),
     [

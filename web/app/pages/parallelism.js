@@ -203,7 +203,7 @@ function MeshCard({ data, run, csv }) {
     Card,
     {
       title: `Mesh of ${mesh.text}`,
-      note: `coloured by ${value.title.charAt(0).toLowerCase()}${value.title.slice(1)}: ${value.what}${known(mesh, value)}`,
+      note: `coloured by ${value.title.charAt(0).toLowerCase()}${value.title.slice(1)}: ${value.what}${ends(mesh, value)}${known(mesh, value)}`,
       tools: [
         t.select(
           {
@@ -226,6 +226,17 @@ function MeshCard({ data, run, csv }) {
     table ? el(MeshTable, { mesh, shown: value.key, run }) : null,
     el(CappedNote, { capped: mesh.ranks_capped, noun: 'ranks' }),
   );
+}
+
+/** Who has most and who has least of a number, where they differ. @param {Mesh} mesh @param {Value} value */
+function ends(mesh, value) {
+  const places = [...value.values.keys()].filter((at) => value.values[at] !== null);
+  const of = (/** @type {number} */ at) => Number(value.values[at]);
+  places.sort((one, other) => of(other) - of(one));
+  const [most, least] = [places[0], places[places.length - 1]];
+  if (places.length < 2 || of(most) === of(least)) return '';
+  const words = (/** @type {number} */ at) => `rank ${count(mesh.rank[at])}, ${numberWords(value, of(at))}`;
+  return `; most: ${words(most)}; least: ${words(least)}`;
 }
 
 /** Of how many ranks a number is known, where not of all. @param {Mesh} mesh @param {Value} value */

@@ -6,7 +6,7 @@ import { zWords } from '../charts/scene.js';
 import { count, deviation, duration, plural, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce } from '../page.js';
-import { setQuery } from '../router.js';
+import { go, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery, writeArea, writeCell } from '../url.js';
 import { CappedNote, Loaded } from './bits.js';
@@ -184,6 +184,11 @@ function Ways({ data, run, area }) {
       from: Math.floor(data.from_ms ?? 0),
       to: Math.ceil(data.to_ms ?? 0),
     });
+  const isTimed = data.from_ms !== null;
+  useKeys(
+    isTimed ? [{ keys: 'l', text: 'Log lines of the selection, at warning or worse', run: () => go(log(LEVELS)) }] : [],
+    [log(LEVELS), isTimed],
+  );
   return t.div(
     { class: 'buttons' },
     t.button(
@@ -205,13 +210,14 @@ function Ways({ data, run, area }) {
           `Only the slow ${slow.count === 1 ? 'rank' : plural(slow.count, 'rank')}`,
         )
       : null,
-    data.from_ms !== null
+    isTimed
       ? [
           t.a({ key: 'l', class: 'button small', href: log(null) }, 'Logs'),
           data.num_lines
             ? t.a(
                 { key: 'w', class: 'button small', href: log(LEVELS) },
-                `${data.lines_are_at_least ? 'At least ' : ''}${plural(data.num_lines, 'warning or worse', 'warnings or worse')}`,
+                `${data.lines_are_at_least ? 'At least ' : ''}${plural(data.num_lines, 'warning or worse', 'warnings or worse')} `,
+                t.kbd(null, 'l'),
               )
             : null,
         ]

@@ -130,7 +130,7 @@ def verdict(
     values |= _money(values, rate)
     if row is None:
         return ShownVerdict(**values, id=0, state="open")
-    values["evidence"] += Citing(connection, run).about(body, row.opened_ns)
+    _cite(values, Citing(connection, run).about(body, row.opened_ns))
     return ShownVerdict(**values, **_bookkeeping(row))
 
 
@@ -141,8 +141,13 @@ def finding_of(
     body = json_object(row.body)
     values = _values(body, ids)
     values |= _money(values, rate)
-    values["evidence"] += citing.about(body, row.opened_ns)
+    _cite(values, citing.about(body, row.opened_ns))
     return ShownFinding(**values, **_bookkeeping(row))
+
+
+def _cite(values: dict[str, Any], cited: list[Evidence]) -> None:
+    """Put what is cited behind the first line: of many, pages show the first ones."""
+    values["evidence"][1:1] = cited
 
 
 def _money(values: dict[str, Any], rate: Rate | None) -> dict[str, Any]:
