@@ -12,15 +12,28 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 _BLOCK_CELLS = 1 << 20  # bounds the memory of one sort
 _EXACT_OTHERS = 32  # up to so many rows "the others" leaves the row itself out
+_TURNED_CELLS = 1 << 16  # from so many on rows are sorted faster than columns
+_TURNED_ROWS = 256  # at once: their cells stay in the processor's cache
 
 
 def median(values: Array, axis: int = -1) -> Array:
     """Return the median along an axis; NaN where nothing is known. Never warns."""
+    if axis == 0 and values.ndim == 2 and values.size >= _TURNED_CELLS:
+        values, axis = _turned(values), -1
     ordered, num = np.sort(values, axis=axis), values.shape[axis]  # NaN go last
     if num and not np.isnan(ordered.take(-1, axis)).any():  # the usual case: all are known
         return np.asarray((ordered.take((num - 1) // 2, axis) + ordered.take(num // 2, axis)) / 2)
     known = np.sum(~np.isnan(values), axis=axis, keepdims=True)
     return np.squeeze(_middles(ordered, known, axis), axis)
+
+
+def _turned(values: Array) -> Array:
+    """Return rows as columns, side by side in memory."""
+    turned = np.empty(values.shape[::-1], values.dtype)
+    for begin in range(0, len(values), _TURNED_ROWS):
+        part = slice(begin, begin + _TURNED_ROWS)
+        turned[:, part] = values[part].T
+    return turned
 
 
 def _middles(ordered: Array, known: Array, axis: int) -> Array:

@@ -193,7 +193,7 @@ def _assemble(metrics: tuple[str, ...], parts: list[_Part]) -> dict[str, Array]:
         for part in of_attempt:
             if part.metric in planes:
                 known = part.tile != 0 if part.metric == STARTED else ~np.isnan(part.tile)
-                part.rows_of(planes[part.metric])[known] = part.tile[known]
+                np.copyto(part.rows_of(planes[part.metric]), part.tile, where=known)
     return planes
 
 

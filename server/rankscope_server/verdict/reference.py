@@ -57,9 +57,9 @@ def ratios(
     kinds = reference_kinds(roles, policy)
     reference = np.full(work.shape, np.nan)
     for rows in _rows_by_role(tuple(roles)):
-        if kinds[rows[0]] == "peers" and work.shape[1]:
-            needed = max(3, int(np.ceil(0.75 * len(rows))))
-            reference[rows] = others_median(work[rows], needed)
+        own = work[rows]
+        if kinds[rows.start if isinstance(rows, slice) else rows[0]] == "peers" and own.shape[1]:
+            reference[rows] = others_median(own, max(3, int(np.ceil(0.75 * len(own)))))
     alone = [row for row, kind in enumerate(kinds) if kind == "own"]
     first = work if early is None else early
     begin = policy.warmup_steps if first.shape[1] > policy.warmup_steps else 0
@@ -83,9 +83,12 @@ def _kinds(roles: tuple[Hashable, ...], min_role_size: int) -> tuple[Reference, 
 
 
 @lru_cache(maxsize=16)
-def _rows_by_role(roles: tuple[Hashable, ...]) -> tuple[list[int], ...]:
-    """Return the rows of each role."""
+def _rows_by_role(roles: tuple[Hashable, ...]) -> tuple[slice | list[int], ...]:
+    """Return the rows of each role, as a slice where they follow each other: it copies nothing."""
     found: dict[Hashable, list[int]] = {}
     for row, role in enumerate(roles):
         found.setdefault(role, []).append(row)
-    return tuple(found.values())
+    return tuple(
+        slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] < len(rows) else rows
+        for rows in found.values()
+    )

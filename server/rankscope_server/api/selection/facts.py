@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 from rankscope_server.api.groups.stored import groups_of
 from rankscope_server.api.kept import Kept
 from rankscope_server.api.runs.environment import facts_of, stored_facts
+from rankscope_server.api.runs.queries import rank_rows
 from rankscope_server.api.selection.common import Array, Column, Member
 from rankscope_server.api.selection.schema import Kind
 from rankscope_server.observe.environment_rules import (
@@ -21,10 +23,45 @@ from rankscope_server.observe.environment_rules import (
     level_of,
     normal,
 )
+from rankscope_server.store import tables
 from rankscope_server.text import group_text
+
+_COLUMNS = ("rank", "host", "stage", "role", "local_rank", "backend")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The ranks of an attempt: what each registered as, how many there are, and their places."""
+
+    rows: dict[int, Any]
+    height: int
+    places: list[Column]
+
 
 _HOST = re.compile(r"(^|[._])(hostname|host|fqdn)$", re.IGNORECASE)
 _kept: Kept[list[Column]] = Kept(most=16)  # runs
+_registered: Kept[Registered] = Kept(most=16)
+
+
+def registered(connection: sa.Connection, run: sa.Row[Any]) -> Registered:
+    """Return who the ranks of a run are; kept until one registers, or its place is found."""
+    table = tables.rank.c
+    at = table.registered_ns % (1 << 31)  # of which the sum of all ranks fits a number
+    words = table.host.concat(table.role).concat(table.backend)
+    counts = (table.rank, at, table.stage, table.local_rank, sa.func.length(words))
+    version = connection.execute(
+        sa.select(sa.func.count(), *(sa.func.sum(one) for one in counts)).where(
+            table.run_id == run.run_id, table.attempt == run.attempt
+        )
+    ).one()
+    key = (str(connection.engine.url), run.run_id, run.attempt)
+    return _registered.get(key, (*version, run.world_size), lambda: _ranks_of(connection, run))
+
+
+def _ranks_of(connection: sa.Connection, run: sa.Row[Any]) -> Registered:
+    rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt, _COLUMNS)}
+    height = max([run.world_size, *(rank + 1 for rank in rows)])
+    return Registered(rows, height, place_columns(rows, height))
 
 
 def place_columns(rows: dict[int, Any], height: int) -> list[Column]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from rankscope_server.api.steps.schema import Usual
 from rankscope_server.findings.statistics import median, middle
 from rankscope_server.ingest.step_metrics import BLOCK_STEPS, PHASE_METRICS, STARTED
 from rankscope_server.store.tiles import BLOCK_RANKS, read_blocks
-from rankscope_server.verdict.reference import Ratios, ratios
+from rankscope_server.verdict.reference import ratios
 
 MAX_OTHER_BLOCKS = 16  # of ranks that are not selected
+MAX_PHASE_BLOCKS = 8  # of ranks that are selected, and of others
 MAX_CELLS = 400_000  # of self time
 MAX_PHASE_CELLS = 100_000  # of each phase
 NOISE_STEPS = 128  # are enough to say how noisy the run is
@@ -42,36 +44,35 @@ class Sample:
     spans: list[tuple[int, int]]  # first and last step of each block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
     """Self time of ranks by steps, in ms, and its ratio to the reference of each cell."""
 
-    ranks: Array
+    num_read: int  # ranks
+    ranks: Array  # those that are selected
     steps: Array
-    is_chosen: Array  # per rank that was read
-    is_inside: Array  # per step that was read
-    values: Array
-    ratio: Array  # of the chosen ranks, in all steps
+    inside: slice  # of the steps that were read, those that are selected
+    values: Array  # of the selected ranks, in all steps that were read; so are the next two
+    ratio: Array
     reference_ms: Array
     reference: Reference | None
     usual: Usual | None
 
-    def rank_ratios(self) -> Array:
-        """Return the median ratio of each chosen rank over the selected steps."""
-        return np.asarray(median(self.ratio[:, self.is_inside]))
+    @cached_property
+    def self_ms(self) -> Array:
+        """Return the median self time of each selected rank over the selected steps."""
+        return median(self.values[:, self.inside])
 
     def before_ratio(self, first: int) -> float | None:
         """Return self time over that of the same ranks in the steps read before.
 
         `first` is the first step after the warm-up. None where too few steps are known.
         """
-        mine = self.values[self.is_chosen]
-        begin = self.steps[self.is_inside][0]
-        earlier = (self.steps < begin) & (self.steps >= first)
-        if earlier.sum() < LEAST_STEPS // 4:
+        begin = int(np.searchsorted(self.steps[: self.inside.start], first))
+        if self.inside.start - begin < LEAST_STEPS // 4:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
-            change = middle(median(mine[:, self.is_inside]) / median(mine[:, earlier]))
+            change = middle(self.self_ms / median(self.values[:, begin : self.inside.start]))
         return None if np.isnan(change) else change
 
 
@@ -83,8 +84,9 @@ def sample_of(chosen: Array, roles: Array, lo: int, hi: int, *, is_whole: bool) 
     others = ~chosen & np.isin(roles, roles[chosen])
     if not others.any():
         others = ~chosen
-    mine = _blocks(chosen) if is_whole else _evenly(_blocks(chosen), MAX_OTHER_BLOCKS)
-    blocks = np.union1d(mine, _evenly(_blocks(others), MAX_OTHER_BLOCKS))
+    most_blocks = MAX_OTHER_BLOCKS if is_whole else MAX_PHASE_BLOCKS
+    mine = _blocks(chosen) if is_whole else _evenly(_blocks(chosen), most_blocks)
+    blocks = np.union1d(mine, _evenly(_blocks(others), most_blocks))
     ranks = _ranks_of(blocks, len(chosen))
     step_blocks = np.arange(lo // BLOCK_STEPS, hi // BLOCK_STEPS + 1)
     at_once = len(ranks) * BLOCK_STEPS
@@ -102,7 +104,8 @@ def measure(
     """Return self time in steps `lo`..`hi`, and in some around them."""
     roles = np.array(peers.roles)
     sample = sample_of(chosen, roles, lo, hi, is_whole=True)
-    lead = min(max(hi - lo + 1, LEAST_STEPS), 2 * LEAST_STEPS)
+    most = max(LEAST_STEPS, MAX_CELLS // len(sample.ranks))
+    lead = min(max(hi - lo + 1, LEAST_STEPS), 2 * LEAST_STEPS, most)
     spans = [(max(1, lo - lead), lo - 1), *sample.spans]
     missing = LEAST_STEPS - (hi - lo + 1) - (lo - spans[0][0])
     if missing > 0:
@@ -112,27 +115,47 @@ def measure(
     rows = sample.ranks
     is_chosen, own_roles = chosen[rows], roles[rows]
     early = None if peers.early is None else peers.early[rows]
-
-    def compared(cells: Array) -> Ratios:
-        return ratios(cells, own_roles.tolist(), early)
-
-    some = compared(values[:, _evenly(np.arange(len(steps)), NOISE_STEPS)])
-    is_of_peers = "peers" in some.kinds
-    usual = usual_ratios(some.ratio, is_of_peers=is_of_peers)
-    reference_ms = _others(values, own_roles, is_chosen)
-    kind: Reference | None = "others"
-    if np.isnan(reference_ms).all() and not chosen.all():
-        reference_ms, kind = _others(values, np.zeros_like(own_roles), is_chosen), "other roles"
-    if np.isnan(reference_ms).all():
-        reference_ms = compared(values).reference[is_chosen]
-        kind = "peers" if is_of_peers else "own"
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(reference_ms > 0, values[is_chosen] / reference_ms, np.nan)
-    is_inside = (steps >= lo) & (steps <= hi)
+    noise = _evenly(np.arange(len(steps)), NOISE_STEPS)
+    compared = None if is_chosen.all() else _against_others(values, own_roles, is_chosen)
+    if compared is None:
+        every = ratios(values, own_roles.tolist(), early)
+        some = every.ratio[:, noise]
+        kinds = every.kinds
+        kind: Reference = "peers" if "peers" in kinds else "own"
+        compared = _Compared(every.ratio[is_chosen], every.reference[is_chosen], kind)
+    else:
+        of_some = ratios(values[:, noise], own_roles.tolist(), early)
+        some, kinds = of_some.ratio, of_some.kinds
+    inside = slice(*np.searchsorted(steps, (lo, hi + 1)).tolist())
+    is_known = not np.isnan(compared.ratio[:, inside]).all()
     return Measured(
-        rows, steps, is_chosen, is_inside, values, ratio, reference_ms,
-        None if np.isnan(ratio[:, is_inside]).all() else kind, usual,
+        len(rows), rows[is_chosen], steps, inside, values[is_chosen], compared.ratio,
+        compared.reference_ms, compared.kind if is_known else None,
+        usual_ratios(some, is_of_peers="peers" in kinds),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Of each selected rank and step that was read: ratio and reference, and what kind it is."""
+
+    ratio: Array
+    reference_ms: Array
+    kind: Reference
+
+
+def _against_others(values: Array, roles: Array, is_chosen: Array) -> _Compared | None:
+    """Return the selected ranks beside others of their role, else beside all others."""
+    kinds: tuple[tuple[Reference, Array], ...] = (
+        ("others", roles), ("other roles", np.zeros_like(roles)),
+    )  # fmt: skip
+    for kind, own_roles in kinds:
+        reference_ms = _others(values, own_roles, is_chosen)
+        if not np.isnan(reference_ms).all():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = np.where(reference_ms > 0, values[is_chosen] / reference_ms, np.nan)
+            return _Compared(ratio, reference_ms, kind)
+    return None
 
 
 def phase_deviations(
@@ -202,22 +225,23 @@ def _read(
     spans: Sequence[tuple[int, int]],
 ) -> dict[str, Array]:  # fmt: skip
     """Return each metric as the ranks of a sample by the steps of all spans."""
-    parts: dict[str, list[Array]] = {metric: [] for metric in metrics}
+    width = sum(max(hi - lo + 1, 0) for lo, hi in spans)
+    found = {metric: missing_plane(metric, len(sample.ranks), width) for metric in metrics}
+    begin = 0
     for lo, hi in spans:
-        width = max(hi - lo + 1, 0)
-        whole = {metric: missing_plane(metric, len(sample.ranks), width) for metric in metrics}
-        if width:
-            blocks = read_blocks(
-                connection, run.run_id, metrics, lo, hi, rank_blocks=sample.rank_blocks
-            )
-            for first, planes in blocks:
-                for metric, plane in planes.items():
-                    known = sample.ranks < len(plane)
-                    at = slice(first - lo, first - lo + plane.shape[1])
-                    whole[metric][known, at] = plane[sample.ranks[known]]
-        for metric, plane in whole.items():
-            parts[metric].append(plane)
-    return {metric: np.concatenate(planes, axis=1) for metric, planes in parts.items()}
+        if hi < lo:
+            continue
+        blocks = read_blocks(
+            connection, run.run_id, metrics, lo, hi, rank_blocks=sample.rank_blocks
+        )
+        for first, planes in blocks:
+            for metric, plane in planes.items():
+                num = int(np.searchsorted(sample.ranks, len(plane)))  # ranks are in order
+                at = slice(begin + first - lo, begin + first - lo + plane.shape[1])
+                is_all = num == len(plane)
+                found[metric][:num, at] = plane if is_all else plane[sample.ranks[:num]]
+        begin += hi - lo + 1
+    return found
 
 
 def _blocks(ranks: Array) -> Array:

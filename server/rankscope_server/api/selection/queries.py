@@ -10,10 +10,9 @@ import sqlalchemy as sa
 
 from rankscope_server.answers import capped, json_object
 from rankscope_server.api.logs.queries import parse_filters
-from rankscope_server.api.runs.queries import rank_rows
 from rankscope_server.api.selection import words
 from rankscope_server.api.selection.common import Array, Member, shared_of
-from rankscope_server.api.selection.facts import fact_columns, group_members, place_columns
+from rankscope_server.api.selection.facts import fact_columns, group_members, registered
 from rankscope_server.api.selection.measured import (
     Measured,
     measure,
@@ -39,7 +38,6 @@ MAX_RANGES = 512  # of ranks: an address holds no more
 MAX_FINDINGS = 20
 MAX_ERRORS = 10
 MAX_HOSTS = 8
-_COLUMNS = ("rank", "host", "stage", "role", "local_rank", "backend")
 
 
 def selection(
@@ -49,8 +47,8 @@ def selection(
 
     Raises Problem 404 where the run has none of the ranks, 422 for steps that it has not.
     """
-    rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt, _COLUMNS)}
-    peers = peers_of(connection, run, "own_work", rows)
+    ranks = registered(connection, run)
+    peers = peers_of(connection, run, "own_work", ranks.rows)
     chosen = np.zeros(peers.height, bool)
     for low, high in ranges:
         chosen[low : high + 1] = True
@@ -66,7 +64,7 @@ def selection(
     groups, has_groups = group_members(connection, run, chosen)
     facts, num_facts = fact_columns(connection, run.run_id, run.attempt, peers.height)
     common, not_known = shared_of(
-        chosen, [*place_columns(rows, peers.height), *facts], [*groups, *of_findings, *of_errors]
+        chosen, [*ranks.places, *facts], [*groups, *of_findings, *of_errors]
     )
     times = times_of(connection, run, chosen, lo, hi)
     lines = None if times is None else _count_lines(connection, run.run_id, ranges, *times)
@@ -81,7 +79,7 @@ def selection(
         step_hi=hi,
         hosts=hosts[:MAX_HOSTS],
         hosts_capped=capped(min(len(hosts), MAX_HOSTS), len(hosts)),
-        stages=_stages(rows, chosen),
+        stages=_stages(ranks.rows, chosen),
         phases=phase_deviations(connection, run, peers, chosen, lo, hi),
         common=common,
         not_known=not_known,
@@ -94,8 +92,8 @@ def selection(
         lines_are_at_least=lines is not None and not lines[1],
         from_ms=None if times is None else times[0] / 1e6,
         to_ms=None if times is None else times[1] / 1e6,
-        num_ranks_read=len(measured.ranks),
-        num_steps_read=int(measured.is_inside.sum()),
+        num_ranks_read=measured.num_read,
+        num_steps_read=measured.inside.stop - measured.inside.start,
         **_deviation(measured, _after_warm_up(connection, run)),
     )
     return words.with_text(answer)
@@ -110,26 +108,22 @@ def ranges_text(chosen: Array) -> str:
 
 def _deviation(measured: Measured, first: int) -> dict[str, Any]:
     """Return the fields about self time."""
-    of_ranks = measured.rank_ratios()
+    inside = measured.ratio[:, measured.inside]
+    of_ranks = median(inside)
     ratio = middle(of_ranks)
-    low, high = usual_band(measured.usual, int(measured.is_inside.sum()))
+    low, high = usual_band(measured.usual, inside.shape[1])
     slow = np.flatnonzero(of_ranks > high)
-    ranks = measured.ranks[measured.is_chosen]
-    inside = measured.ratio[:, measured.is_inside]
-    before = measured.before_ratio(first)
     return {
         "reference": measured.reference,
         "reference_text": words.reference_text(measured.reference),
         "ratio": known(ratio),
         "z": robust_z(ratio, measured.usual),
         "is_usual": None if np.isnan(ratio) else low <= ratio <= high,
-        "before_ratio": before,
-        "self_ms": known(
-            middle(median(measured.values[measured.is_chosen][:, measured.is_inside]))
-        ),
-        "others_ms": known(middle(median(measured.reference_ms[:, measured.is_inside]))),
-        "slow": _slow(ranks[slow], of_ranks[slow]) if len(slow) else None,
-        "worst": _worst(measured, ranks, inside),
+        "before_ratio": measured.before_ratio(first),
+        "self_ms": known(middle(measured.self_ms)),
+        "others_ms": known(middle(median(measured.reference_ms[:, measured.inside]))),
+        "slow": _slow(measured.ranks[slow], of_ranks[slow]) if len(slow) else None,
+        "worst": _worst(measured, inside),
     }
 
 
@@ -144,14 +138,16 @@ def _slow(ranks: Array, of_ranks: Array) -> SlowRanks:
     )
 
 
-def _worst(measured: Measured, ranks: Array, inside: Array) -> WorstCell | None:
-    if not inside.size or np.isnan(inside).all():
+def _worst(measured: Measured, inside: Array) -> WorstCell | None:
+    of_ranks = np.fmax.reduce(inside, axis=1, initial=np.nan)
+    if not len(of_ranks) or np.isnan(of_ranks).all():
         return None
-    row, column = np.unravel_index(int(np.nanargmax(inside)), inside.shape)
+    row = int(np.nanargmax(of_ranks))
+    column = int(np.nanargmax(inside[row]))
     ratio = float(inside[row, column])
     return WorstCell(
-        rank=int(ranks[row]),
-        step=int(measured.steps[measured.is_inside][column]),
+        rank=int(measured.ranks[row]),
+        step=int(measured.steps[measured.inside][column]),
         ratio=ratio,
         z=robust_z(ratio, measured.usual),
     )
