@@ -73,6 +73,7 @@ class Decision:
     then: Literal["restart_from_checkpoint", ""] = ""
     from_step: int | None = None  # the step to restart behind; None: none is known
     confidence: float | None = None
+    is_over: bool = False  # nothing can be done about this run any more
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -83,11 +84,9 @@ class Decision:
 def decide(seen: Situation) -> Decision:
     """Return what to do next."""
     if seen.is_recording:
-        return Decision(
-            action="nothing", what="Nothing to do", why="this run was imported: it is over"
-        )
+        return _nothing("this run was imported: it is over", is_over=True)
     if seen.status == "ended":
-        return _nothing("the run has ended")
+        return _nothing("the run has ended", is_over=True)
     if seen.is_stale:
         return _unknown("the analysis of this server is behind: what it says is of another moment")
     if seen.status == "silent":
@@ -158,8 +157,8 @@ def _wait(cause: Cause) -> Decision:
     )  # fmt: skip
 
 
-def _nothing(why: str) -> Decision:
-    return Decision(action="nothing", what="Nothing to do", why=why)
+def _nothing(why: str, *, is_over: bool = False) -> Decision:
+    return Decision(action="nothing", what="Nothing to do", why=why, is_over=is_over)
 
 
 def _unknown(why: str, cause: Cause | None = None) -> Decision:

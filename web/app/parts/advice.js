@@ -37,15 +37,18 @@ export function AdviceCard({ run, topic }) {
   useEffect(() => {
     if (epoch !== undefined) history.refresh(); // what is given is recorded by the question
   }, [epoch]);
+  const isOver = now.data?.is_over ?? true;
   useKeys(
-    [
-      {
-        keys: 'd',
-        text: 'Report what was done about the advice',
-        run: () => /** @type {HTMLElement | null | undefined} */ (form.current?.querySelector('select'))?.focus(),
-      },
-    ],
-    [],
+    isOver
+      ? []
+      : [
+          {
+            keys: 'd',
+            text: 'Report what was done about the advice',
+            run: () => /** @type {HTMLElement | null | undefined} */ (form.current?.querySelector('select'))?.focus(),
+          },
+        ],
+    [isOver],
   );
   const reported = () => {
     now.refresh();
@@ -56,16 +59,24 @@ export function AdviceCard({ run, topic }) {
     {
       class: 'advicecard',
       title: 'Advice to controllers',
-      note: 'what they would do by themselves; Rankscope does none of it',
+      note: now.data?.is_over
+        ? 'as it was while the run was live'
+        : 'what they would do by themselves; Rankscope does none of it',
     },
     Loaded({
       answer: now,
       height: 160,
       what: 'the advice',
       children: (advice) => [
-        el(Advised, { key: 'a', advice }),
-        isEmpty(advice) ? null : el(ReportForm, { key: `f ${advice.epoch}`, advice, run, reported, form }),
-        history.data && !(isEmpty(advice) && history.data.given.length === 1)
+        advice.is_over
+          ? history.data
+            ? el(Over, { key: 'a', advice, history: history.data })
+            : null
+          : [
+              el(Advised, { key: 'a', advice }),
+              isEmpty(advice) ? null : el(ReportForm, { key: `f ${advice.epoch}`, advice, run, reported, form }),
+            ],
+        history.data && (advice.is_over || !isEmpty(advice) || history.data.given.length > 1)
           ? el(Trail, { key: 'h', history: history.data })
           : null,
       ],
@@ -76,6 +87,17 @@ export function AdviceCard({ run, topic }) {
 /** Whether there is nothing to act on, and so nothing to report. @param {Advice} advice */
 function isEmpty(advice) {
   return advice.evidence.length === 0;
+}
+
+/** Nothing can be done any more: whether anything was. @param {{advice: Advice, history: AdviceHistory}} props */
+function Over({ advice, history }) {
+  const acts = history.given.filter((one) => one.action !== 'nothing').length;
+  const done = plural(history.reports.length, 'report');
+  const said =
+    acts === 0
+      ? 'No controller asked for advice while it was live, or there was nothing to do.'
+      : `${plural(acts, 'piece', 'pieces')} of advice while it was live, ${history.reports.length === 0 ? 'and no report of what was done' : `and ${done} of what was done`}.`;
+  return t.p({ class: 'note padded' }, `${sentence(advice.why)} ${said}`);
 }
 
 /** @param {{advice: Advice}} props */
@@ -235,7 +257,7 @@ function Trail({ history }) {
         label: 'What was done',
         cell: (row) =>
           row.reports.length === 0
-            ? t.span({ class: 'faint' }, 'nothing reported')
+            ? t.span({ class: 'faint' }, row.given.action === 'nothing' ? 'nothing to do' : 'nothing reported')
             : row.reports.map((one) =>
                 t.div(
                   { key: one.time_ms, title: dateTime(one.time_ms) },

@@ -41,7 +41,10 @@ class AdviceReport(Schema, frozen=True):
 
 
 class Advice(Schema, frozen=True):
-    """What to do next with a run. `epoch` changes only when the advice does."""
+    """What to do next with a run. `epoch` changes only when the advice does.
+
+    Of a run that is over nothing is to be reported any more.
+    """
 
     run_id: str
     epoch: int
@@ -60,6 +63,7 @@ class Advice(Schema, frozen=True):
     cost_of_not_doing: AdviceCost
     given_ms: float
     valid_until_ms: float
+    is_over: bool
     reports: list[AdviceReport]
 
 
