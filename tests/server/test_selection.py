@@ -154,13 +154,24 @@ def test_a_cell_reads_the_same_as_the_map_does(job: Sender) -> None:
 
 def test_pinned_ranks_and_the_map_say_their_noise(job: Sender) -> None:
     answer = job.get("/map", lanes=16)
-    usual = Usual(**answer["usual"])
+    usual, noise = Usual(**answer["usual"]), Usual(**answer["noise"])
     assert usual.hi == pytest.approx(usual.ratio * 2 ** (4 * usual.sigma))
     for pin in answer["pinned"]:
         assert pin["max_z"] == pytest.approx(
-            math.log2(pin["max_ratio"] / usual.ratio) / usual.sigma, abs=1e-3
+            math.log2(pin["max_ratio"] / noise.ratio) / noise.sigma, abs=1e-3
         )
     assert answer["pinned"]
+
+
+def test_noise_is_that_of_steps_whatever_the_width(job: Sender) -> None:
+    asked = [job.get("/map", lanes=16, width=width) for width in (25, 50, 1_200)]
+    assert [answer["bin"] for answer in asked] == [8, 4, 1]
+    assert len({answer["usual"]["sigma"] for answer in asked}) == 3
+    assert len({(one["noise"]["sigma"], one["noise"]["ratio"]) for one in asked}) == 1
+    pins = [{pin["rank"]: pin["max_z"] for pin in answer["pinned"]} for answer in asked]
+    assert pins[0] == pins[1] == pins[2]
+    levels = np.log2(1 + 0.45) / asked[0]["noise"]["sigma"]
+    assert max(pins[0].values()) > 0.8 * levels
 
 
 @pytest.mark.parametrize(

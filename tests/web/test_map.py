@@ -221,8 +221,8 @@ def test_the_cursor_and_the_table_say_ratio_and_robust_z(
     said.wait_for()
     cell = re.search(r"\+(\d+) % from median, robust\sz\s(\d+)", said.inner_text())
     assert cell, said.inner_text()
-    usual = site.ask(f"runs/{SLOW}/map?from=101&to=200")["usual"]
-    expected = math.log2((1 + int(cell[1]) / 100) / usual["ratio"]) / usual["sigma"]
+    noise = site.ask(f"runs/{SLOW}/map?from=101&to=200")["noise"]
+    expected = math.log2((1 + int(cell[1]) / 100) / noise["ratio"]) / noise["sigma"]
     assert int(cell[2]) == pytest.approx(expected, abs=1)
     page.locator(".tip", has_text=f"robust z {cell[2]}").wait_for()
     page.keyboard.press("t")
@@ -254,6 +254,18 @@ def open_wide(open_page: Callable[..., Watched], url: str, path: str, **more: An
     watched.go(path)
     watched.page.locator(".plotregion canvas").wait_for()
     return watched
+
+
+def test_a_rank_that_is_pinned_and_not_slow_says_why(
+    wide: str, open_page: Callable[..., Watched]
+) -> None:
+    odd = WIDE_RANKS - 1  # its library differs, and it is as quick as its peers
+    watched = open_wide(open_page, wide, f"runs/{WIDE}/ranks")
+    reasons = watched.page.locator(".pinreasons li")
+    reasons.filter(has_text=f"Rank {odd} is pinned: ").wait_for()
+    assert "has nccl.version 2.21.5" in reasons.all_inner_texts()[0]
+    assert not reasons.filter(has_text=f"Rank {WIDE_SLOW} is pinned").count(), "its lane shows it"
+    watched.check()
 
 
 MESH = Job(data=4, tensor=4, pipeline=4, steps=30, ranks_per_host=8, backend="gloo")

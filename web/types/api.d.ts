@@ -1268,6 +1268,7 @@ export interface Map {
   value_lo: number | null;
   value_hi: number | null;
   usual: Usual | null;
+  noise: Usual | null;
   step_lo: number;
   step_hi: number;
   bin: number;

@@ -208,9 +208,9 @@ test('bands are those that are asked for, or of the order, or the nodes where mo
 });
 
 test('the robust z is in standard deviations of the log of a ratio', () => {
-  const map = { usual: { ratio: 1.1, lo: 1, hi: 1.2, sigma: 0.05 } };
+  const map = { noise: { ratio: 1.1, lo: 1, hi: 1.2, sigma: 0.05 } };
   assert.equal(robustZ(map, 1.1), 0);
   assert.ok(Math.abs(robustZ(map, 1.1 * 2 ** 0.15) - 3) < 1e-9);
-  assert.deepEqual([robustZ(map, null), robustZ({ usual: null }, 2)], [null, null]);
+  assert.deepEqual([robustZ(map, null), robustZ({ noise: null }, 2)], [null, null]);
   assert.deepEqual([zText(-0.01), zText(3.14), zText(31.4), zText(null)], ['0.0', '3.1', '31', '–']);
 });

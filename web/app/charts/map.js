@@ -3,7 +3,7 @@
 import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { count, deviation, plural } from '../format.js';
+import { count, deviation, plural, sentence } from '../format.js';
 import { useHeld } from '../live.js';
 import { announce, theme } from '../page.js';
 import { Problem, Skeleton, useWidth } from '../parts/bits.js';
@@ -141,6 +141,7 @@ export function RankMap({ run, topic, maxHeight, ranks, metric, errors = 0, onDa
       ),
       !map && answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the map' }) : null,
       !map && !answer.error ? el(Skeleton, { height: expected, waitsFor: 'the map' }) : null,
+      map && wantsPins(map) ? el(PinReasons, { map }) : null,
       map && map.columns === 0 ? t.p({ class: 'note padded' }, map.text) : null,
       held ? t.p({ class: 'heldnote', role: 'status' }, 'New steps are in; they show when you stop pointing.') : null,
     ),
@@ -191,11 +192,11 @@ function Gutter({ map, plan, lanes, run, band: beside }) {
           { key: `p${band.index}`, class: 'lanename pinned', style, title: pinTitle(pin) },
           t.a({ href: runPath(run, 'ranks', String(pin.rank)), class: 'quiet strong' }, pin.label),
           t.span({ class: 'faint' }, pin.host),
-          pin.max_ratio !== null && pin.max_ratio > usualOf(map).stretch[1]
+          isPeak(map, pin)
             ? t.b(
                 { class: 'lanepeak' },
                 t.span({ class: 'lanez' }, 'max '),
-                deviation(pin.max_ratio),
+                deviation(/** @type {number} */ (pin.max_ratio)),
                 pin.max_z === null ? '' : t.span({ class: 'lanez' }, ` z ${zText(pin.max_z)}`),
               )
             : null,
@@ -244,6 +245,21 @@ function Gutter({ map, plan, lanes, run, band: beside }) {
       t.span(null, ''),
       t.span({ class: 'faint' }, 'step', t.br(null), 'time of day'),
     ),
+  );
+}
+
+/** Whether a pinned rank is slower than usual somewhere. @param {MapData} map @param {MapData['pinned'][number]} pin */
+function isPeak(map, pin) {
+  return pin.max_ratio !== null && pin.max_ratio > usualOf(map).stretch[1];
+}
+
+/** Why ranks are pinned whose lanes do not show it. @param {{map: MapData}} props */
+function PinReasons({ map }) {
+  const quiet = map.pinned.filter((pin) => !isPeak(map, pin));
+  if (quiet.length === 0) return null;
+  return t.ul(
+    { class: 'plainlist note pinreasons' },
+    quiet.map((pin) => t.li({ key: pin.rank }, t.b(null, `${pin.label} is pinned: `), sentence(pin.why))),
   );
 }
 

@@ -97,9 +97,9 @@ export function usualWords(map) {
   return usualOf(map).cell.map(deviation).join(' to ');
 }
 
-/** How many robust standard deviations of this picture's noise a ratio is from its middle; null where the noise is not known. @param {RankMap} map @param {number | null} ratio */
-export function robustZ({ usual }, ratio) {
-  return usual?.sigma && ratio !== null && ratio > 0 ? Math.log2(ratio / usual.ratio) / usual.sigma : null;
+/** How many robust standard deviations of the noise of single steps a ratio is from its middle; null where the noise is not known. @param {RankMap} map @param {number | null} ratio */
+export function robustZ({ noise }, ratio) {
+  return noise?.sigma && ratio !== null && ratio > 0 ? Math.log2(ratio / noise.ratio) / noise.sigma : null;
 }
 
 /** "robust z 6.2"; nothing where it is not known. @param {number | null} z */

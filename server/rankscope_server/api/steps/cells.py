@@ -37,6 +37,28 @@ class Plane:
     kinds: set[Reference]
 
 
+class StepSample:
+    """Ratios of some ranks in some single steps of a range: what its bins are made of."""
+
+    def __init__(self, height: int, first: int, last: int) -> None:
+        """`height` is the number of ranks."""
+        lanes, steps = _SAMPLE
+        self._rows = np.arange(0, height, max(1, height // lanes))
+        self._first, self._every = first, max(1, (last - first + 1) // steps)
+        self._parts: list[Array] = []
+
+    def add(self, ratio: Array, step: int) -> None:
+        """Take what is wanted of the next ranks x steps, of which `step` is the first."""
+        begin = -(step - self._first) % self._every
+        self._parts.append(ratio[self._rows][:, begin :: self._every])
+
+    def usual(self, *, is_of_peers: bool) -> Usual | None:
+        """Return between which ratios single steps are in this run anyway; None if not known."""
+        if not self._parts:
+            return None
+        return usual_ratios(np.concatenate(self._parts, axis=1), is_of_peers=is_of_peers)
+
+
 class Held:
     """Repeats the last value of rows that are sampled, where the next ones are missing."""
 

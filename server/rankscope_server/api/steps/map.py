@@ -19,6 +19,7 @@ from rankscope_server.api.steps.cells import (
     Held,
     Plane,
     Reference,
+    StepSample,
     deviations,
     encode,
     fold_block,
@@ -104,7 +105,8 @@ def rank_map(
     width = min(width, max(1, MAX_CELLS // max(peers.height, 1)))
     size = bin_of(last - first + 1, width)
     held = Held(peers.on_device & (metric in DEVICE_METRICS), HOLD_STEPS)
-    plane = _fold_steps(connection, run.run_id, metric, peers, first, last, size, held)
+    sample = StepSample(peers.height, first, last)
+    plane = _fold_steps(connection, run.run_id, metric, peers, first, last, size, held, sample)
     is_ratio = metric in RATIO_METRICS
     warm_up = _warm_up(connection, run, first, size)
     ways = memberships(connection, run, peers.hosts, peers.roles)
@@ -117,9 +119,11 @@ def rank_map(
         plain, _ = fold_ranks(plane, choose_lanes("rank", ranks, lanes), size, last - first + 1)
     scale = None if is_ratio else scale_of(plain)
     reference = _reference(plane.kinds) if is_ratio else None
-    usual = usual_ratios(plain, is_of_peers=reference == "peers") if is_ratio else None
+    is_of_peers = reference == "peers"
+    usual = usual_ratios(plain, is_of_peers=is_of_peers) if is_ratio else None
+    noise = sample.usual(is_of_peers=is_of_peers)
     marks, num_marks = _marks(connection, run, first, last)
-    pinned = _pinned(connection, run, plane, ranks, size, last - first + 1, scale, chosen, usual)
+    pinned = _pinned(connection, run, plane, ranks, size, last - first + 1, scale, chosen, noise)
     return Map(
         metric=metric,
         order=order,
@@ -129,6 +133,7 @@ def rank_map(
         value_lo=None if scale is None else 0.0,
         value_hi=scale,
         usual=usual,
+        noise=noise,
         step_lo=first,
         step_hi=last,
         bin=size,
@@ -285,6 +290,7 @@ def _fold_steps(
     last: int,
     size: int,
     held: Held,
+    sample: StepSample,
 ) -> Plane:
     columns = max(-(-(last - first + 1) // size), 0)
     shape = (peers.height, columns)
@@ -304,6 +310,7 @@ def _fold_steps(
             if metric in RATIO_METRICS:
                 compared = _compare(peers, part)
                 part = compared.ratio
+                sample.add(part, start + early + begin)
                 plane.kinds.update(compared.kinds)
             fold_block(plane, part, places[begin : begin + at_once])
         fold_times(plane, planes[STARTED][:, early:], places)
@@ -329,7 +336,7 @@ def _pinned(
     num_steps: int,
     scale: float | None,
     lanes: Lanes,
-    usual: Usual | None,
+    noise: Usual | None,
 ) -> list[PinnedRow]:
     why = {
         rank: text
@@ -352,7 +359,7 @@ def _pinned(
         rows.append(
             PinnedRow(
                 rank=rank, label=f"Rank {rank}", host=ranks.hosts[rank], why=why[rank],
-                max_ratio=largest, max_z=None if largest is None else robust_z(largest, usual),
+                max_ratio=largest, max_z=None if largest is None else robust_z(largest, noise),
                 cells=encode(worst, scale), missing=to_base64(missing),
             )
         )  # fmt: skip

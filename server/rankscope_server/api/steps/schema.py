@@ -28,7 +28,7 @@ class PinnedRow(Schema, frozen=True):
     host: str
     why: str
     max_ratio: float | None
-    max_z: float | None  # of it: robust standard deviations of this run's noise
+    max_z: float | None  # of it: robust standard deviations of the noise of single steps
     cells: str
     missing: str
 
@@ -71,6 +71,7 @@ class Map(Schema, frozen=True):
     value_lo: float | None
     value_hi: float | None
     usual: Usual | None
+    noise: Usual | None  # the same of single steps, however wide the bins are
     step_lo: int
     step_hi: int
     bin: int
