@@ -273,6 +273,24 @@ def test_a_matrix_that_is_cut_keeps_the_slowest_links() -> None:
     assert links.shown_hosts(hosts, measured, 30) == hosts
 
 
+def test_every_node_is_listed_by_its_slowest_way_the_worst_first() -> None:
+    hosts = [f"n{number:02}" for number in range(50)]
+    chance = random.Random(4)
+    mbit = {(one, other): chance.uniform(500, 900) for one in hosts[1:] for other in hosts[1:]}
+    mbit |= {("n33", "n07"): 20.0, ("n07", "elsewhere"): 1.0}
+    found = links.by_node(hosts, links.links_of_preflight(mbit))
+    assert len(found) == 49, "of n00 nothing is measured"
+    assert [one.node for one in found[:2]] in (["n07", "n33"], ["n33", "n07"])
+    assert {(one.start, one.end) for one in found[:2]} == {("n33", "n07")}
+    for one in found:
+        own = [value for way, value in mbit.items()
+               if one.node in way and way[0] != way[1] and "elsewhere" not in way]  # fmt: skip
+        assert one.num_measured == len(own) == 96
+        assert one.link.bytes_per_second == pytest.approx(min(own) * 1e6 / 8)
+        assert one.median_bytes_per_second == pytest.approx(np.median(own) * 1e6 / 8)
+    assert links.by_node(hosts, {}) == []
+
+
 # --- the answer ------------------------------------------------------------------------------
 
 
@@ -381,6 +399,7 @@ def test_links_of_the_preflight_and_of_messages(client: TestClient) -> None:
     answer = ask(client, "seeded", **{"from": 130})
     found = answer["links"]
     assert found["nodes"] == hosts
+    assert found["messages_by_node"] == found["preflight_by_node"] == [], "the matrix has them all"
     assert (found["num_preflight"], found["num_messages"]) == (12, 1)
     assert found["preflight"][1][2]["bytes_per_second"] == 1e8
     assert found["preflight"][0][0]["bytes_per_second"] is None

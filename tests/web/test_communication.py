@@ -12,12 +12,15 @@ import pytest
 from rankscope.preflight.facts.edges import Bandwidth, EdgeFacts
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.model import Facts, LaunchVerdict, NodeReport
-from tests.server.seed import seed_run
-from tests.web.accessibility import violations
+from tests.server.jobs_sent import send_job
+from tests.server.seed import post_body, seed_run
+from tests.simulator.job import Job
+from tests.web.accessibility import check_sizes_and_themes, violations
 from tests.web.conftest import SLOW, SLOW_RANK, Site, Watched
 
 pytestmark = pytest.mark.browser
-LINKED = "linked"
+LINKED, MANY = "linked", "many-nodes"
+MANY_JOB = Job(data=48, steps=10, ranks_per_host=1, backend="gloo")
 HOSTS = ("node-a", "node-b", "node-c", "node-d")
 
 
@@ -25,7 +28,23 @@ HOSTS = ("node-a", "node-b", "node-c", "node-d")
 def linked(site: Site) -> str:
     """A run of four nodes whose preflight measured all ways but one; one of them is slow."""
     seed_run(site.url, run_id=LINKED, ranks=8, steps=60, fault="none", steps_per_batch=60)
-    slow, missing = ("node-b", "node-c"), ("node-d", "node-a")
+    put_preflight(site, LINKED, HOSTS, ("node-b", "node-c"), ("node-d", "node-a"))
+    return LINKED
+
+
+@pytest.fixture(scope="module")
+def many(site: Site) -> str:
+    """The same of more nodes than the matrix has room for."""
+    send_job(lambda body: post_body(site.url, body), MANY, MANY_JOB, collectives=True)
+    hosts = tuple(MANY_JOB.host(rank) for rank in range(MANY_JOB.num_ranks))
+    put_preflight(site, MANY, hosts, (hosts[45], hosts[3]), (hosts[0], hosts[1]))
+    return MANY
+
+
+Way = tuple[str, str]
+
+
+def put_preflight(site: Site, run: str, hosts: tuple[str, ...], slow: Way, missing: Way) -> None:
     reports = [
         NodeReport(
             node=host, version=3, node_rank=rank, stage="done", started_unix_s=time.time(),
@@ -34,19 +53,37 @@ def linked(site: Site) -> str:
                 peer: EdgeFacts(
                     bandwidth=Bandwidth(mbit_per_s=700.0 if (host, peer) == slow else 9000.0)
                 )
-                for peer in HOSTS if peer != host and (host, peer) != missing
+                for peer in hosts if peer != host and (host, peer) != missing
             },
         )
-        for rank, host in enumerate(HOSTS)
+        for rank, host in enumerate(hosts)
     ]  # fmt: skip
-    verdict = LaunchVerdict(run_id="x", expected=HOSTS, reported=HOSTS, findings=(), results=())
-    body = msgspec.json.encode({"verdict": verdict, "reports": reports, "run_id": LINKED})
+    verdict = LaunchVerdict(run_id="x", expected=hosts, reported=hosts, findings=(), results=())
+    body = msgspec.json.encode({"verdict": verdict, "reports": reports, "run_id": run})
     request = urllib.request.Request(
-        f"{site.url}/api/v1/preflight/runs/of-linked", body, method="PUT"
+        f"{site.url}/api/v1/preflight/runs/of-{run}", body, method="PUT"
     )
     with urllib.request.urlopen(request, timeout=20) as reply:
         assert reply.status == 200
-    return LINKED
+
+
+def test_of_many_nodes_every_one_is_listed_the_worst_first(
+    many: str, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page(f"runs/{many}/collectives")
+    page = watched.page
+    page.get_by_role("button", name="Its preflight: ").click()
+    matrix = page.get_by_role("region", name="Links between nodes")
+    matrix.get_by_text("87.5 MB/s").wait_for()
+    assert matrix.locator("tbody tr").count() == 40
+    rows = page.get_by_role("region", name="Every node, by its slowest way").locator("tbody tr")
+    assert rows.count() == MANY_JOB.num_ranks
+    for row in (rows.nth(0), rows.nth(1)):
+        assert "node-0045 to node-0003" in row.inner_text()
+        assert "94 of 94" in row.inner_text()
+    assert "93 of 94" in rows.filter(has_text="node-0001").last.inner_text()
+    check_sizes_and_themes(page, (420, 1440))
+    watched.check()
 
 
 def test_the_sentence_is_that_of_the_api_and_names_the_last(

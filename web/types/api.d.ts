@@ -906,6 +906,19 @@ export interface Folded {
   what: string;
 }
 
+/** Ranks of a host that have no lane: the band of their self time, the median of their waits. */
+export interface FoldedHost {
+  host: string;
+  ranks: string;
+  num_ranks: number;
+  num_known: number;
+  worst_rank: number | null;
+  least_ms: number | null;
+  median_ms: number | null;
+  most_ms: number | null;
+  blocked_ms: number | null;
+}
+
 /** A run that lines of a page or of the counts are of, and how many of the page. */
 export interface FoundRun {
   run_id: string;
@@ -1117,7 +1130,19 @@ export interface LinkCell {
   is_at_least: boolean;
 }
 
-/** Nodes by nodes, from row to column: of messages of the run, and of a preflight. */
+/** A node by the slowest measured way between it and another; `median` is of all its ways. */
+export interface LinkNode {
+  node: string;
+  start: string;
+  end: string;
+  bytes_per_second: number;
+  is_at_least: boolean;
+  median_bytes_per_second: number;
+  num_measured: number;
+  num_ways: number;
+}
+
+/** Nodes by nodes, from row to column: of messages of the run, and of a preflight.  Where the matrix is cut, all nodes are listed too, that with the slowest way first. */
 export interface Links {
   nodes: string[];
   messages: LinkCell[][];
@@ -1125,7 +1150,10 @@ export interface Links {
   num_messages: number;
   num_preflight: number;
   text: string;
+  messages_by_node: LinkNode[];
+  preflight_by_node: LinkNode[];
   capped: Capped | null;
+  by_node_capped: Capped | null;
 }
 
 /** A live run: its status and its verdict. */
@@ -2599,6 +2627,8 @@ export interface StepTimeline {
   step_lo: number;
   step_hi: number;
   left_out: LeftOut[];
+  folded: FoldedHost[];
+  folded_capped: Capped | null;
   lanes_capped: Capped | null;
   calls_capped: Capped | null;
 }

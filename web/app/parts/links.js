@@ -1,14 +1,15 @@
 /** Nodes by nodes: what messages of the run and its preflight say of each way. Hatched: not measured. */
 
-import { bytes, figure, plural, sentence, speed } from '../format.js';
+import { bytes, count, figure, plural, sentence, speed } from '../format.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
-import { CappedNote, Card } from './bits.js';
+import { CappedNote, Card, Table } from './bits.js';
 import { BOUNDS, linkLevel } from './levels.js';
 import { MatrixLegend, NodeMatrix, sameNode, unmeasured } from './nodematrix.js';
 
 /** @typedef {import('../../types/api.js').Links} Links */
 /** @typedef {import('../../types/api.js').LinkCell} Cell */
+/** @typedef {import('../../types/api.js').LinkNode} Node */
 
 /** @param {{links: Links}} props */
 export function LinksCard({ links }) {
@@ -46,7 +47,55 @@ export function LinksCard({ links }) {
         : null,
     ),
     el(CappedNote, { capped: links.capped, noun: 'nodes, those at the slowest links' }),
+    links.capped
+      ? el(ByNode, {
+          rows: source === 'messages' ? links.messages_by_node : links.preflight_by_node,
+          fastest,
+          capped: links.by_node_capped ?? null,
+        })
+      : null,
   );
+}
+
+/** All nodes, as the matrix has no room for them. @param {{rows: Node[], fastest: number, capped: import('../../types/api.js').Capped | null}} props */
+function ByNode({ rows, fastest, capped }) {
+  return [
+    t.h3({ key: 'h', class: 'padded' }, 'Every node, by its slowest way'),
+    Table({
+      key: 't',
+      label: 'Every node, by its slowest way',
+      frame: 'tallscroll',
+      rows,
+      keyOf: (one) => one.node,
+      columns: [
+        { label: 'Node', class: 'nowrap', cell: (one) => one.node },
+        { label: 'Slowest way', class: 'nowrap', cell: (one) => `${one.start} to ${one.end}` },
+        {
+          label: 'Speed',
+          class: 'num nowrap',
+          by: (one) => -one.bytes_per_second,
+          cell: (one) =>
+            t.span(
+              { class: `linkspeed l-${linkLevel(one.bytes_per_second / fastest)}` },
+              `${one.is_at_least ? '≥ ' : ''}${speed(one.bytes_per_second)}`,
+            ),
+        },
+        {
+          label: 'Median of its ways',
+          class: 'num nowrap',
+          by: (one) => -one.median_bytes_per_second,
+          cell: (one) => speed(one.median_bytes_per_second),
+        },
+        {
+          label: 'Ways measured',
+          class: 'num nowrap',
+          by: (one) => -one.num_measured,
+          cell: (one) => `${count(one.num_measured)} of ${count(one.num_ways)}`,
+        },
+      ],
+    }),
+    el(CappedNote, { key: 'c', capped, noun: 'nodes' }),
+  ];
 }
 
 /** @param {string} name @param {string} text @param {string} source */

@@ -106,3 +106,35 @@ def shown_hosts(hosts: Sequence[str], links: Mapping[Pair, Link], most: int) -> 
     first = [host for host in chosen if host in set(hosts)][:most]
     first += [host for host in hosts if host not in set(first)][: most - len(first)]
     return [host for host in hosts if host in set(first)]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWays:
+    """The measured ways of one node, to it and from it: the slowest of them, and how many."""
+
+    node: str
+    start: str
+    end: str
+    link: Link
+    median_bytes_per_second: float
+    num_measured: int
+
+
+def by_node(hosts: Sequence[str], links: Mapping[Pair, Link]) -> list[NodeWays]:
+    """Return each node by the slowest way between it and another, that with the slowest first.
+
+    Nodes of which no way is measured are left out.
+    """
+    own: dict[str, list[Pair]] = {host: [] for host in hosts}
+    for start, end in links:
+        if start != end and start in own and end in own:
+            own[start].append((start, end))
+            own[end].append((start, end))
+    found = []
+    for node, ways in own.items():
+        if ways:
+            speeds = [links[way].bytes_per_second for way in ways]
+            way = ways[int(np.argmin(speeds))]
+            middle = float(np.median(speeds))
+            found.append(NodeWays(node, *way, links[way], middle, len(ways)))
+    return sorted(found, key=lambda one: one.link.bytes_per_second)

@@ -27,6 +27,7 @@ from rankscope_server.api.communication.schema import (
     CommunicationRow,
     LastArrival,
     LinkCell,
+    LinkNode,
     Links,
 )
 from rankscope_server.api.preflight.matrix import value_of
@@ -49,7 +50,8 @@ from rankscope_server.store import tables
 USUAL_STEPS = 50  # that are looked at where none are asked for: the newest
 MAX_CALLS = 500_000  # that one answer matches: about a second
 MAX_ROWS = 300
-MAX_NODES = 40
+MAX_NODES = 40  # of the matrix
+MAX_LISTED_NODES = 1_024
 _NAMES = frozenset((*NUMBERS, "group", "operation"))
 _MS = 1e6
 
@@ -236,18 +238,38 @@ def _preflight(connection: sa.Connection, run: sa.Row[Any]) -> dict[linking.Pair
 def _links(calls: Calls, job: _Job) -> Links:
     by_messages = linking.links_of_messages(transfers(calls, job.host_of), job.host_of)
     every = sorted(set(job.host_of.values()) - {""})
-    nodes = linking.shown_hosts(every, {**job.measured, **by_messages}, MAX_NODES)
-    between = [(one, other) for one in every for other in every if one != other]
-    preflight = sum(pair in job.measured for pair in between)
+    known = set(every)
+    here = {
+        way: link
+        for way, link in job.measured.items()
+        if way[0] != way[1] and known.issuperset(way)
+    }
+    nodes = linking.shown_hosts(every, {**here, **by_messages}, MAX_NODES)
+    is_cut = len(nodes) < len(every)
+    lists = [linking.by_node(every, some) if is_cut else [] for some in (by_messages, here)]
+    messages_by_node, preflight_by_node = (
+        [_node(one, len(every)) for one in some[:MAX_LISTED_NODES]] for some in lists
+    )
     return Links(
         nodes=nodes,
         messages=[[_cell(by_messages.get((one, other))) for other in nodes] for one in nodes],
-        preflight=[[_cell(job.measured.get((one, other))) for other in nodes] for one in nodes],
+        preflight=[[_cell(here.get((one, other))) for other in nodes] for one in nodes],
         num_messages=len(by_messages),
-        num_preflight=preflight,
-        text=words.links_text(by_messages, job.measured, every),
+        num_preflight=len(here),
+        text=words.links_text(by_messages, here),
+        messages_by_node=messages_by_node,
+        preflight_by_node=preflight_by_node,
         capped=capped(len(nodes), len(every)),
+        by_node_capped=capped(MAX_LISTED_NODES, max(map(len, lists))),
     )
+
+
+def _node(one: linking.NodeWays, num_nodes: int) -> LinkNode:
+    return LinkNode(
+        node=one.node, start=one.start, end=one.end, bytes_per_second=one.link.bytes_per_second,
+        is_at_least=one.link.is_at_least, median_bytes_per_second=one.median_bytes_per_second,
+        num_measured=one.num_measured, num_ways=2 * (num_nodes - 1),
+    )  # fmt: skip
 
 
 def _cell(link: linking.Link | None) -> LinkCell:

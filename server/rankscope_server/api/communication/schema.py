@@ -61,8 +61,24 @@ class LinkCell(Schema, frozen=True):
     is_at_least: bool  # a part of the time may be waiting: it may be faster
 
 
+class LinkNode(Schema, frozen=True):
+    """A node by the slowest measured way between it and another; `median` is of all its ways."""
+
+    node: str
+    start: str
+    end: str
+    bytes_per_second: float
+    is_at_least: bool
+    median_bytes_per_second: float
+    num_measured: int  # of `num_ways`, in both directions
+    num_ways: int
+
+
 class Links(Schema, frozen=True):
-    """Nodes by nodes, from row to column: of messages of the run, and of a preflight."""
+    """Nodes by nodes, from row to column: of messages of the run, and of a preflight.
+
+    Where the matrix is cut, all nodes are listed too, that with the slowest way first.
+    """
 
     nodes: list[str]
     messages: list[list[LinkCell]]
@@ -70,7 +86,10 @@ class Links(Schema, frozen=True):
     num_messages: int  # ways that messages measured
     num_preflight: int
     text: str
+    messages_by_node: list[LinkNode]
+    preflight_by_node: list[LinkNode]
     capped: Capped | None = None
+    by_node_capped: Capped | None = None
 
 
 class Communication(Schema, frozen=True):

@@ -81,7 +81,7 @@ def speed_text(bytes_per_second: float) -> str:
 def expected_text(expected: Expected | None, num_nodes: int) -> str:
     """Return where an expectation comes from, or why there is none."""
     if num_nodes == 1:
-        return "not known: within one node no link is measured"
+        return "not known: a preflight measures ways between nodes, and this group is on one"
     if expected is None:
         return "not known: no preflight of this run measured links of its nodes"
     text = f"the slowest link that the preflight measured, {expected.start} to {expected.end}"
@@ -90,19 +90,15 @@ def expected_text(expected: Expected | None, num_nodes: int) -> str:
     return text
 
 
-def links_text(
-    messages: Mapping[Pair, Link], measured: Mapping[Pair, Link], hosts: Sequence[str]
-) -> str:
-    """Return what is known of the links."""
-    ways = [(one, other) for one in hosts for other in hosts if one != other]
-    here = {way: measured[way] for way in ways if way in measured}
-    if not messages and not here:
+def links_text(messages: Mapping[Pair, Link], measured: Mapping[Pair, Link]) -> str:
+    """Return what is known of the links between nodes of the run."""
+    if not messages and not measured:
         return (
             "No link was measured: no send or receive was recorded at both ends, and no preflight "
             "of this run measured its links"
         )
     parts = []
-    for links, source in ((messages, "messages"), (here, "the preflight")):
+    for links, source in ((messages, "messages"), (measured, "the preflight")):
         if links:
             pair, link = min(links.items(), key=lambda one: one[1].bytes_per_second)
             way = f"within {pair[0]}" if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"
