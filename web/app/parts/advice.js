@@ -7,7 +7,7 @@ import { useKeys } from '../keys.js';
 import { announce } from '../page.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
-import { Ago, Card, Loaded, Table } from './bits.js';
+import { Card, Loaded, Table, When } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Advice} Advice */
 /** @typedef {import('../../types/api.js').AdviceCost} AdviceCost */
@@ -77,7 +77,7 @@ export function AdviceCard({ run, topic }) {
               isEmpty(advice) ? null : el(ReportForm, { key: `f ${advice.epoch}`, advice, run, reported, form }),
             ],
         history.data && (advice.is_over || !isEmpty(advice) || history.data.given.length > 1)
-          ? el(Trail, { key: 'h', history: history.data })
+          ? el(Trail, { key: 'h', history: history.data, isOver: advice.is_over })
           : null,
       ],
     }),
@@ -231,12 +231,12 @@ function ReportForm({ advice, run, reported, form }) {
   );
 }
 
-/** What was advised, and who did what about it, the newest first. @param {{history: AdviceHistory}} props */
-function Trail({ history }) {
-  const rows = history.given.map((given) => ({
-    given,
-    reports: history.reports.filter((one) => one.epoch === given.epoch),
-  }));
+/** What was advised, and who did what about it, the newest first. That nothing is to be done is no row of a run that is over.
+ * @param {{history: AdviceHistory, isOver: boolean}} props */
+function Trail({ history, isOver }) {
+  const rows = history.given
+    .map((given) => ({ given, reports: history.reports.filter((one) => one.epoch === given.epoch) }))
+    .filter(({ given, reports }) => !isOver || given.action !== 'nothing' || reports.length > 0);
   if (rows.length === 0) return null;
   return Table({
     label: 'What was advised and done',
@@ -250,7 +250,7 @@ function Trail({ history }) {
         label: 'Given',
         class: 'nowrap',
         title: (row) => dateTime(row.given.given_ms),
-        cell: (row) => el(Ago, { ms: row.given.given_ms }),
+        cell: (row) => el(When, { ms: row.given.given_ms, ended: isOver }),
       },
       { label: 'What', title: (row) => row.given.why, cell: (row) => row.given.what },
       {
@@ -263,7 +263,7 @@ function Trail({ history }) {
                   { key: one.time_ms, title: dateTime(one.time_ms) },
                   t.b(null, words(one.outcome)),
                   ` by ${one.controller}, `,
-                  el(Ago, { ms: one.time_ms }),
+                  el(When, { ms: one.time_ms, ended: isOver }),
                   one.text ? `: ${one.text}` : '',
                 ),
               ),
