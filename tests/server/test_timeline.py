@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema
+from rankscope_server.api.timeline.lanes import folded, parse_ranks
 from rankscope_server.api.timeline.schema import SliceKind
 from tests.server.conftest import Sender
 from tests.server.steps_sent import BEGIN_NS, MS, Job, call_chunk, chunk
@@ -424,6 +425,34 @@ def test_a_pipeline_has_microbatches_bubbles_and_arrows(sender: Sender) -> None:
 # --- which ranks, and what is not there --------------------------------------------------------
 
 
+def check_folded(answer: Any) -> None:
+    """Every rank without a lane is in a row of its host, that of the longest self time first."""
+    found = answer["folded"]
+    ranks = [rank for row in found for rank in parse_ranks(row["ranks"], 40)]
+    assert sorted([*ranks, *(lane["rank"] for lane in answer["lanes"])]) == list(range(40))
+    assert [row["most_ms"] for row in found] == sorted(
+        (row["most_ms"] for row in found), reverse=True
+    )
+    for row in found:
+        own = parse_ranks(row["ranks"], 40)
+        assert {f"node-{rank // 10}" for rank in own} == {row["host"]}
+        assert (row["num_ranks"], row["num_known"]) == (len(own), len(own))
+        assert row["worst_rank"] in own
+        assert 0 < row["least_ms"] <= row["median_ms"] <= row["most_ms"]
+        assert row["blocked_ms"] > 0
+
+
+def test_what_is_folded_is_not_known_where_nothing_is() -> None:
+    own, blocked = np.array([5.0, np.nan, 7.0, 6.0, np.nan]), np.array([1.0, np.nan, 3.0, 2.0, 0.0])
+    found = folded(["a", "b", "a", "a", ""], own, blocked, [2])
+    assert [(row.host, row.ranks, row.num_known, row.worst_rank) for row in found] == [
+        ("a", "0,3", 2, 3), ("b", "1", 0, None), ("", "4", 0, None),
+    ]  # fmt: skip
+    assert (found[0].least_ms, found[0].median_ms, found[0].most_ms) == (5.0, 5.5, 6.0)
+    assert (found[0].blocked_ms, found[1].most_ms, found[1].blocked_ms) == (1.5, None, None)
+    assert folded(["a"], own[:1], blocked[:1], [0]) == []
+
+
 def test_many_ranks_show_the_worst_first_and_say_so(sender: Sender) -> None:
     sent(sender, Job(ranks=40, hosts=4, more={(33, "forward"): 40.0}, missing=((7, STEP),)))
     answer = sender.get(f"/steps/{STEP}", lanes=10, also=12)
@@ -433,6 +462,7 @@ def test_many_ranks_show_the_worst_first_and_say_so(sender: Sender) -> None:
     assert lanes[7]["state"] == "no data"
     assert {lane["host"] for lane in answer["lanes"]} == {f"node-{n}" for n in range(4)}
     assert answer["lanes_capped"] == {"shown": 10, "total": 40}
+    check_folded(answer)
     asked = sender.get(f"/steps/{STEP}", ranks="5,38-90")
     assert [lane["rank"] for lane in asked["lanes"]] == [5, 38, 39]
     assert "39 of 40 ranks" in " ".join(asked["notes"])

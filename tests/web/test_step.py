@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.server.seed import seed_run
+from tests.web.accessibility import check_sizes_and_themes
 from tests.web.conftest import HEALTHY, SLOW, SLOW_RANK, Site, Watched
 
 pytestmark = pytest.mark.browser
@@ -200,3 +202,34 @@ def test_ranks_are_chosen_and_other_pages_lead_here(open_page: Callable[..., Wat
     page.wait_for_url("**/steps/*")
     watched.settled()
     watched.check()
+
+
+def test_ranks_without_a_lane_are_folded_by_host(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    seed_run(
+        site.url, run_id="many-lanes", ranks=80, ranks_per_node=8, steps=30, slow_rank=77,
+        slow_from=10, steps_per_batch=30,
+    )  # fmt: skip
+    answer = site.ask("runs/many-lanes/steps/20")
+    assert len(answer["lanes"]) == 32
+    watched = open_page("runs/many-lanes/steps/20")
+    page = watched.page
+    page.get_by_role("heading", name="The other 48 ranks, by host").wait_for()
+    rows = page.get_by_role("region", name="Ranks without a lane, by host").locator("tbody tr")
+    hosts = [row.locator("td").first.inner_text() for row in rows.all()]
+    assert hosts == [row["host"] for row in answer["folded"]]
+    check_sizes_and_themes(page, (420, 1440))
+    worst = answer["folded"][0]
+    page.get_by_role("button", name=f"Lanes of {worst['host']}").focus()
+    page.keyboard.press("Enter")
+    page.locator(".timeline .gutter", has_text=f"Rank {worst['worst_rank']}").wait_for()
+    lanes = page.locator(".timeline .gutter .lanename a").all_inner_texts()
+    assert [lane.split()[1] for lane in lanes] == expanded(worst["ranks"])
+    watched.check()
+
+
+def expanded(ranks: str) -> list[str]:
+    """Return "0-2,7" as single ranks."""
+    parts = (part.partition("-") for part in ranks.split(","))
+    return [str(rank) for low, _, high in parts for rank in range(int(low), int(high or low) + 1)]

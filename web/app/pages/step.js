@@ -9,6 +9,7 @@ import { count, dateTime, duration, plural } from '../format.js';
 import { useKeys } from '../keys.js';
 import { setTitle } from '../page.js';
 import { Card, Empty, Guard, Icon, LeftOutNote, Problem, Skeleton } from '../parts/bits.js';
+import { Folded } from '../parts/folded.js';
 import { Lazy } from '../parts/shell.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
@@ -103,6 +104,7 @@ function Step({ run, step, overview, topic }) {
     el(Answer, { run, data }),
     answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'these ranks' }) : null,
     el(TimelineCard, { run, data, path }),
+    data.folded.length > 0 ? el(Folded, { data }) : null,
   );
 }
 

@@ -71,7 +71,7 @@ def selection(
     hosts = list(dict.fromkeys(host for host in np.array(peers.hosts)[chosen].tolist() if host))
     answer = Selection(
         text="",
-        ranks=ranges_text(chosen),
+        ranks=words.ranges_text(chosen),
         ranks_text=words.ranks_text(chosen),
         num_ranks=int(chosen.sum()),
         world_size=peers.height,
@@ -99,13 +99,6 @@ def selection(
     return words.with_text(answer)
 
 
-def ranges_text(chosen: Array) -> str:
-    """Return ranks as "0-63,70"."""
-    return ",".join(
-        str(low) if low == high else f"{low}-{high}" for low, high in words.ranges_of(chosen)
-    )
-
-
 def _deviation(measured: Measured, first: int) -> dict[str, Any]:
     """Return the fields about self time."""
     inside = measured.ratio[:, measured.inside]
@@ -131,7 +124,7 @@ def _slow(ranks: Array, of_ranks: Array) -> SlowRanks:
     chosen = np.zeros(int(ranks.max()) + 1, bool)
     chosen[ranks] = True
     return SlowRanks(
-        ranks=ranges_text(chosen),
+        ranks=words.ranges_text(chosen),
         text=words.ranks_text(chosen),
         count=len(ranks),
         ratio=float(of_ranks.max()),

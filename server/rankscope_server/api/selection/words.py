@@ -26,6 +26,11 @@ def ranges_of(chosen: Array) -> Iterator[tuple[int, int]]:
             yield int(part[0]), int(part[-1])
 
 
+def ranges_text(chosen: Array) -> str:
+    """Return ranks as an address takes them: "0-63,70"."""
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges_of(chosen))
+
+
 def ranks_text(chosen: Array) -> str:
     """Return "rank 5", "ranks 8-15" or "all 64 ranks"; of many ranges the first ones."""
     if chosen.all() and len(chosen) > 1:

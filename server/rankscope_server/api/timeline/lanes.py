@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from rankscope_server.api.selection.words import ranges_text
+from rankscope_server.api.steps.queries import known as or_none
 from rankscope_server.api.timeline.reading import Recorded
+from rankscope_server.api.timeline.schema import FoldedHost
+from rankscope_server.findings.statistics import middle
 from rankscope_server.problems import Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_LANES = 256
+MAX_FOLDED = 1_024  # hosts
 LANES = 32  # unless more are asked for
 _OF_PATH, _OF_MISSING = 6, 4
 
@@ -71,3 +76,35 @@ def choose_lanes(
     for rank in by_work.tolist():
         found.setdefault(rank, "next by self time")
     return list(found.items())[:most]
+
+
+def folded(
+    hosts: Sequence[str], own_ms: Array, blocked_ms: Array, shown: Iterable[int]
+) -> list[FoldedHost]:
+    """Return the ranks that are not shown by their host, that with the longest self time first.
+
+    `own_ms` and `blocked_ms` are of each rank, NaN where it is not known.
+    """
+    left = set(range(len(hosts))) - set(shown)
+    of_host: dict[str, list[int]] = {}
+    for rank in sorted(left):
+        of_host.setdefault(hosts[rank], []).append(rank)
+    found = [_folded(host, ranks, own_ms, blocked_ms) for host, ranks in of_host.items()]
+    return sorted(found, key=lambda one: -1.0 if one.most_ms is None else one.most_ms, reverse=True)
+
+
+def _folded(host: str, ranks: list[int], own_ms: Array, blocked_ms: Array) -> FoldedHost:
+    own = own_ms[ranks]
+    known = own[~np.isnan(own)]
+    is_any = len(known) > 0
+    return FoldedHost(
+        host=host,
+        ranks=ranges_text(np.isin(np.arange(ranks[-1] + 1), ranks)),
+        num_ranks=len(ranks),
+        num_known=len(known),
+        worst_rank=ranks[int(np.nanargmax(own))] if is_any else None,
+        least_ms=float(known.min()) if is_any else None,
+        median_ms=float(np.median(known)) if is_any else None,
+        most_ms=float(known.max()) if is_any else None,
+        blocked_ms=or_none(middle(blocked_ms[ranks])),
+    )

@@ -25,7 +25,14 @@ from rankscope_server.api.timeline.calls import (
     match,
     usual_transfers,
 )
-from rankscope_server.api.timeline.lanes import LANES, MAX_LANES, choose_lanes, parse_ranks
+from rankscope_server.api.timeline.lanes import (
+    LANES,
+    MAX_FOLDED,
+    MAX_LANES,
+    choose_lanes,
+    folded,
+    parse_ranks,
+)
 from rankscope_server.api.timeline.path import Path, critical_path, path_text, shares_of
 from rankscope_server.api.timeline.reading import Recorded, read_step
 from rankscope_server.api.timeline.schema import (
@@ -99,6 +106,7 @@ def step_timeline(
             break
     chosen = chosen[: len(drawn)]
     origin, length = span_of(recorded)
+    hosts = folded(recorded.hosts, own_ms, recorded.cells["blocked"], (rank for rank, _ in chosen))
     calls, place_of = _calls(recorded, matched, usual, drawn, path)
     clock_text, is_sure = recorded.clocks.text(length / 1e6, recorded.hosts)
     first, last = first_step(connection, run.run_id), run.step
@@ -117,6 +125,7 @@ def step_timeline(
         phases_text=_phases_text(recorded),
         notes=_notes(recorded), slowest=_slowest(connection, run, step, first, last),
         step_lo=first, step_hi=last, left_out=_left_out(recorded),
+        folded=hosts[:MAX_FOLDED], folded_capped=capped(MAX_FOLDED, len(hosts)),
         lanes_capped=capped(len(drawn), len(wanted) or recorded.height),
     )  # fmt: skip
 

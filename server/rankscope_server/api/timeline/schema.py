@@ -118,6 +118,20 @@ class SlowStep(Schema, frozen=True):
     step_ms: float
 
 
+class FoldedHost(Schema, frozen=True):
+    """Ranks of a host that have no lane: the band of their self time, the median of their waits."""
+
+    host: str
+    ranks: str  # as the address takes them
+    num_ranks: int
+    num_known: int
+    worst_rank: int | None
+    least_ms: float | None
+    median_ms: float | None
+    most_ms: float | None
+    blocked_ms: float | None
+
+
 class StepTimeline(Schema, frozen=True):
     """One step of the lanes chosen, on one clock. Times are microseconds since `began_ms`."""
 
@@ -143,5 +157,7 @@ class StepTimeline(Schema, frozen=True):
     step_lo: int
     step_hi: int
     left_out: list[LeftOut]
+    folded: list[FoldedHost]  # that of the longest self time first
+    folded_capped: Capped | None = None
     lanes_capped: Capped | None = None
     calls_capped: Capped | None = None
