@@ -157,14 +157,12 @@ export function sentence(text) {
   return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?:]$/.test(text) ? '' : '.');
 }
 
-/** How long something holds, as a clock: "9:42", "1:04:10". @param {number} ms */
+/** How long something holds, to the second: "9 min 42 s", "1 h 4 min". Without colons, which a time of day has. @param {number} ms */
 export function stopwatch(ms) {
   const seconds = Math.max(0, Math.floor(ms / 1000));
-  const two = (/** @type {number} */ value) => String(value).padStart(2, '0');
   const minutes = Math.floor(seconds / 60);
-  return minutes < 60
-    ? `${minutes}:${two(seconds % 60)}`
-    : `${count(Math.floor(minutes / 60))}:${two(minutes % 60)}:${two(seconds % 60)}`;
+  if (minutes < 1) return `${seconds} s`;
+  return minutes < 60 ? `${minutes} min ${seconds % 60} s` : `${count(Math.floor(minutes / 60))} h ${minutes % 60} min`;
 }
 
 /** A place in the code without the folders that all of them share. @param {string} place */

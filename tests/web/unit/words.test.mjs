@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
-import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, speed, stopwatch, words } from '../../../web/app/format.js';
+import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
 import { fold, inFront, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { marked } from '../../../web/app/parts/querymark.js';
@@ -37,9 +37,10 @@ test('numbers keep two to three digits, their unit and a true minus', () => {
 });
 
 test('how long something holds is told as a clock', () => {
-  assert.equal(stopwatch(582_000), '9:42');
-  assert.equal(stopwatch(3_850_000), '1:04:10');
-  assert.equal(stopwatch(3_600_000_000), '1,000:00:00');
+  assert.equal(stopwatch(42_000), '42 s');
+  assert.equal(stopwatch(582_000), '9 min 42 s');
+  assert.equal(stopwatch(3_850_000), '1 h 4 min');
+  assert.equal(stopwatch(3_600_000_000), '1,000 h 0 min');
 });
 
 test('large numbers have an SI prefix, small ones are told whole', () => {
@@ -63,6 +64,16 @@ test('a rate says that it is of one rank', () => {
   assert.equal(metricTitle('tokens_per_second', -1), 'Tokens per second, each rank');
   assert.equal(metricTitle('model_flops_per_second', 3), 'Model FLOPs per second, this rank');
   assert.equal(metricTitle('rss_bytes', 3), 'RSS');
+});
+
+test('a duration and a time of day never look alike', () => {
+  for (let ms = 0.001; ms < 1e12; ms *= 1.7) {
+    for (const text of [duration(ms), stopwatch(ms), ago(0, ms)]) {
+      assert.ok(!text.includes(':'), text);
+      assert.match(text, /(µs|ms|s|min|h|d|ago|now)$/, text);
+    }
+    assert.match(timeOfDay(ms), /^\d\d:\d\d:\d\d$/);
+  }
 });
 
 test('ranks are ranges, names are words', () => {

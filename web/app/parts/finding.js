@@ -379,12 +379,12 @@ export function shortAnswer(verdict, answer) {
   return text.length > 70 ? `${text.slice(0, 68)}…` : text;
 }
 
-/** A clock that counts while nothing moves. @param {{since: number, step: number | null}} props */
+/** A stopwatch that runs while nothing moves. @param {{since: number, step: number | null}} props */
 function StuckFor({ since, step }) {
   return t.div(
     { class: 'verdictcost' },
     t.p({ class: 'big' }, stopwatch(now.value - since)),
-    t.p(null, now.value - since < 3_600_000 ? 'minutes stuck' : 'hours stuck'),
+    t.p(null, 'stuck'),
     t.p({ class: 'faint' }, `since ${timeOfDay(since)}${step ? `, step ${count(step)}` : ''}`),
   );
 }
