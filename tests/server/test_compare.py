@@ -112,11 +112,43 @@ def test_the_part_that_became_longer_is_named_first(client: TestClient) -> None:
     assert f"{100 * share:.0f} % of it is backward (+" in answer["text"]
 
 
+def test_distributions_are_those_of_the_raw_steps(client: TestClient) -> None:
+    lo = SLOW_FROM
+    answer = compare(client, "after", before="before", before_from=lo, **{"from": lo})
+    spreads = {row["part"]: row for row in answer["spreads"]}
+    raw = {side: make_steps(PLANS[side]) for side in ("before", "after")}
+    for side, steps in raw.items():
+        for part, values in truth_of(steps, lo, STEPS).items():
+            expected = np.percentile(values, (5, 25, 50, 75, 95))
+            if part == "waiting":  # who works longest waits for nobody
+                assert not expected.any()
+                continue
+            shown = spreads[part][f"{side}_ms"]
+            assert shown == pytest.approx(expected, rel=2e-3, abs=2e-3), part
+    assert not {"waiting", "checkpoint"} & set(spreads), "they take no time"
+    every, slow, *others = answer["rank_spreads"]
+    assert (slow["rank"], slow["state"]) == (5, "longer")
+    assert [row["state"] for row in (every, *others)] == ["same"] * RANKS
+    assert sorted([slow["rank"], *(row["rank"] for row in others)]) == list(range(RANKS))
+    for side, steps in raw.items():
+        own = (steps.duration - steps.backward_blocked)[:, lo - 1 :] / MS
+        middles = np.percentile(np.median(own, axis=1), (5, 25, 50, 75, 95))
+        assert every[f"{side}_ms"] == pytest.approx(middles, rel=2e-3)
+        mine = np.percentile(own[5], (5, 25, 50, 75, 95))
+        assert slow[f"{side}_ms"] == pytest.approx(mine, rel=2e-3)
+    assert answer["spread_text"].startswith("Backward moved as a whole: nine in ten steps took ")
+    assert "; the self time of rank 5 changed most, by +" in answer["spread_text"]
+
+
 def test_two_healthy_runs_differ_by_noise_alone(client: TestClient) -> None:
     answer = compare(client, "again", before="before")
     assert "no difference beyond noise" in answer["text"]
     assert {row["state"] for row in (answer["step"], *answer["parts"])} == {"same"}
     assert answer["findings"] == []
+    assert answer["spread_text"].startswith(
+        "No part of the step is distributed otherwise, beyond noise; no rank's self time differs"
+    )
+    assert {row["state"] for row in (*answer["spreads"], *answer["rank_spreads"])} == {"same"}
 
 
 def test_steps_of_one_run_beside_others_of_it(client: TestClient) -> None:
@@ -152,7 +184,10 @@ def test_two_attempts_are_apart_where_they_ran_the_same_steps(client: TestClient
 
 
 def test_unequal_sizes_live_and_short_runs_say_so(client: TestClient) -> None:
-    notes = " ".join(compare(client, "small", before="before")["not_comparable"])
+    small = compare(client, "small", before="before")
+    assert small["rank_spreads"] == []
+    assert small["spread_text"].endswith("not compared one by one: there are 8 and 4")
+    notes = " ".join(small["not_comparable"])
     assert "8 ranks" in notes
     assert "4: a step is not the same work" in notes
     answer = compare(client, "short", before="before")
@@ -169,6 +204,8 @@ def test_steps_that_are_not_there_are_not_zero(client: TestClient) -> None:
     assert answer["step"]["after_median_ms"] is None
     assert answer["step"]["difference_ms"] is None
     assert answer["times"] is None
+    assert all(row["after_ms"] is None for row in answer["spreads"])
+    assert answer["rank_spreads"] == []
     assert any("it has 1 to 200" in note for note in answer["not_comparable"])
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.web.conftest import FRESH, HEALTHY, SLOW, SLOW_FROM, Site, Watched
+from tests.web.accessibility import check_sizes_and_themes
+from tests.web.conftest import FRESH, HEALTHY, SLOW, SLOW_FROM, SLOW_RANK, Site, Watched
 
 pytestmark = pytest.mark.browser
 
@@ -47,6 +48,29 @@ def test_the_sentence_and_the_rows_are_those_of_the_api(
     assert json_link == f"api/v1/runs/{SLOW}/compare?before={HEALTHY}"
     findings = watched.page.get_by_role("region", name="Findings of both")
     assert findings.get_by_role("link").first.is_visible()
+
+
+def test_distributions_of_parts_and_ranks_are_drawn(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page(f"compare?a={HEALTHY}&b={SLOW}")
+    page = watched.page
+    answer = site.ask(f"runs/{SLOW}/compare?before={HEALTHY}")
+    page.get_by_text(f"{answer['spread_text']}.").wait_for()
+    assert f"the self time of rank {SLOW_RANK} changed most" in answer["spread_text"]
+    parts = page.get_by_role("region", name="Distributions by part").locator("tbody tr")
+    assert parts.count() == len(answer["spreads"])
+    ranks = page.get_by_role("region", name="Distributions by rank")
+    assert f"rank {SLOW_RANK}" in ranks.locator("tbody tr").nth(1).inner_text()
+    slow = answer["rank_spreads"][1]
+    track = ranks.locator("tbody tr").nth(1).locator(".bandtrack")
+    for side, name in enumerate(("before_ms", "after_ms")):
+        box = track.nth(side).bounding_box()
+        line = track.nth(side).locator(".barlimit").bounding_box()
+        share = slow[name][2] / max(*slow["before_ms"], *slow["after_ms"])
+        assert line["x"] - box["x"] == pytest.approx(share * box["width"], abs=2)
+    check_sizes_and_themes(page, (420, 1440))
+    watched.check()
 
 
 def test_the_menu_of_a_run_and_steps_before_and_since_its_verdict(

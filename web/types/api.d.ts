@@ -469,6 +469,17 @@ export interface CompareSide {
   code: Record<string, string>;
 }
 
+/** How times vary: 5, 25, 50, 75 and 95 % of the steps of each side take at most so many ms.  Of a part of the step, of the self time of a rank, or of that of all ranks in their medians. */
+export interface CompareSpread {
+  label: string;
+  before_ms: number[] | null;
+  after_ms: number[] | null;
+  difference_ms: number | null;
+  state: 'longer' | 'same' | 'shorter' | 'unknown';
+  part: string;
+  rank: number | null;
+}
+
 /** Steps of each side by their time, in bins of one width; and how many are beyond the last. */
 export interface CompareTimes {
   edges_ms: number[];
@@ -487,6 +498,9 @@ export interface Comparison {
   parts: CompareRow[];
   rates: CompareRate[];
   times: CompareTimes | null;
+  spreads: CompareSpread[];
+  rank_spreads: CompareSpread[];
+  spread_text: string;
   course: CompareCourse | null;
   facts: CompareFact[];
   num_common_facts: number;

@@ -8,6 +8,7 @@ import { CappedNote, Card, LeftOutNote, Problem, Severity, Skeleton, Table } fro
 import { DifferenceTable, RateTable, Times } from '../parts/compared.js';
 import { Lazy } from '../parts/shell.js';
 import { Sides } from '../parts/sides.js';
+import { Spreads } from '../parts/spreads.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { comparePath, runPath } from '../url.js';
@@ -86,6 +87,13 @@ function Evidence({ data, path }) {
           )
         : null,
     ),
+    data.spreads.length > 0
+      ? el(
+          Card,
+          { key: 'spreads', title: 'How times vary', note: 'step by step, and rank by rank' },
+          el(Spreads, { data, before, after }),
+        )
+      : null,
     data.course
       ? el(
           Card,

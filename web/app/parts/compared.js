@@ -79,7 +79,7 @@ function PartRow({ row, most }) {
       row.ratio !== null && counts ? t.span({ class: 'faint' }, ` ${change(row.ratio - 1)}`) : null,
     ),
     t.td(null, difference === null ? null : el(Bar, { share: difference / most, counts })),
-    t.td({ class: 'nowrap' }, stateWords(row)),
+    t.td({ class: 'nowrap' }, stateWords(row.before_median_ms !== null && row.after_median_ms !== null, row.state)),
     t.td({ class: 'num nowrap faint' }, row.low_ms === null ? '–' : `${signed(row.low_ms)} to ${signed(row.high_ms)}`),
   );
 }
@@ -96,16 +96,16 @@ function Bar({ share, counts }) {
   );
 }
 
-/** @param {number | null} ms */
-function signed(ms) {
+/** A difference with its sign. @param {number | null} ms */
+export function signed(ms) {
   return ms === null ? '–' : (ms > 0 ? '+' : '') + duration(ms);
 }
 
-/** Whether a difference counts. Pure. @param {Row} row */
-export function stateWords(row) {
-  if (row.before_median_ms === null || row.after_median_ms === null) return 'not known of both';
-  if (row.state === 'unknown') return 'not known: too few steps';
-  return row.state === 'same' ? 'no difference beyond noise' : row.state;
+/** Whether a difference counts. Pure. @param {boolean} isKnown of both sides @param {Row['state']} state */
+export function stateWords(isKnown, state) {
+  if (!isKnown) return 'not known of both';
+  if (state === 'unknown') return 'not known: too few steps';
+  return state === 'same' ? 'no difference beyond noise' : state;
 }
 
 /** @param {{rates: Rate[], before: string, after: string}} props */

@@ -31,6 +31,7 @@ from rankscope_server.api.compare.schema import (
     Comparison,
 )
 from rankscope_server.api.compare.sides import Asked, Side, command_of, read_side
+from rankscope_server.api.compare.spread import rank_spreads_of, spread_text, spreads_of
 from rankscope_server.api.runs.queries import run_before
 from rankscope_server.api.steps.queries import bin_of, known, known_list
 from rankscope_server.findings.policy import POLICY
@@ -79,6 +80,8 @@ def compared(before: Side, after: Side) -> Comparison:
     )
     parts = {name: changes[name] for name in PARTS}
     findings = _findings(before, after)
+    spreads = spreads_of(before.series, after.series, changes)
+    rank_spreads = rank_spreads_of(before.own_ms, after.own_ms, least)
     times = distribution(before.series[STEP], after.series[STEP])
     return Comparison(
         text=sentence.what_changed(old, new, changes[STEP], parts, around, facts.common),
@@ -96,6 +99,9 @@ def compared(before: Side, after: Side) -> Comparison:
         )
         if len(times.edges_ms)
         else None,
+        spreads=spreads,
+        rank_spreads=rank_spreads,
+        spread_text=spread_text(spreads, rank_spreads, (len(before.own_ms), len(after.own_ms))),
         course=_course(before, after),
         facts=[_fact(one) for one in around[:MAX_FACTS]],
         num_common_facts=facts.common,
@@ -120,6 +126,9 @@ def _alone(after: Side) -> Comparison:
         parts=[],
         rates=[],
         times=None,
+        spreads=[],
+        rank_spreads=[],
+        spread_text="",
         course=None,
         facts=[],
         num_common_facts=0,

@@ -71,6 +71,21 @@ class CompareTimes(Schema, frozen=True):
     after_beyond: int
 
 
+class CompareSpread(Schema, frozen=True):
+    """How times vary: 5, 25, 50, 75 and 95 % of the steps of each side take at most so many ms.
+
+    Of a part of the step, of the self time of a rank, or of that of all ranks in their medians.
+    """
+
+    label: str
+    before_ms: list[float] | None
+    after_ms: list[float] | None
+    difference_ms: float | None  # of the medians
+    state: ChangeState
+    part: str = ""
+    rank: int | None = None
+
+
 class CompareCourse(Schema, frozen=True):
     """Step times in bins from the first step of each side on: least, median and largest."""
 
@@ -119,6 +134,9 @@ class Comparison(Schema, frozen=True):
     parts: list[CompareRow]
     rates: list[CompareRate]
     times: CompareTimes | None
+    spreads: list[CompareSpread]
+    rank_spreads: list[CompareSpread]  # the medians of all ranks, then those that changed most
+    spread_text: str
     course: CompareCourse | None
     facts: list[CompareFact]
     num_common_facts: int

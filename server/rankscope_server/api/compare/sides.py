@@ -26,6 +26,7 @@ from rankscope_server.api.steps.queries import (
     warm_up_steps,
 )
 from rankscope_server.api.steps.series import metrics
+from rankscope_server.findings.statistics import Array
 from rankscope_server.ingest.step_metrics import BLOCKED_METRICS, PHASE_METRICS
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
@@ -60,6 +61,7 @@ class Side:
     world_size: int
     hosts: list[str]
     series: Series
+    own_ms: Array  # self time, ranks x steps, NaN where it is not known
     work: Mapping[str, float]  # of a rank in a step, by name
     facts: Facts
     num_with_facts: int  # ranks that sent facts
@@ -99,6 +101,7 @@ def read_side(connection: sa.Connection, run: sa.Row[Any], asked: Asked) -> Side
         left_out.append(LeftOut(what=what, count=hi - lo + 1 - most))
         lo = hi - most + 1
     env = environment(connection, run.run_id, attempt, 0)
+    series, own_ms = _series(connection, run.run_id, attempt, lo, hi, stages)
     return Side(
         run=run,
         attempt=attempt,
@@ -109,7 +112,8 @@ def read_side(connection: sa.Connection, run: sa.Row[Any], asked: Asked) -> Side
         hi=hi,
         world_size=world_size,
         hosts=sorted({row.host for row in rows} - {""}),
-        series=_series(connection, run.run_id, attempt, lo, hi, stages),
+        series=series,
+        own_ms=own_ms,
         work=_work(connection, run.run_id, lo, hi),
         facts=_facts(env),
         num_with_facts=len(env.ranks),
@@ -149,18 +153,22 @@ def _range(asked: Asked, first: int, last: int, onset: int | None) -> tuple[int,
 
 def _series(
     connection: sa.Connection, run_id: str, attempt: int, lo: int, hi: int, stages: dict[int, int]
-) -> Series:
-    """Return the series of some steps, read block by block."""
+) -> tuple[Series, Array]:
+    """Return the series of some steps, read block by block, and the self time of each rank."""
     width = max(hi - lo + 1, 0)
     empty = series_of({name: missing_plane(name, 0, width) for name in _METRICS}, ())
     found = {name: np.full(width, np.nan) for name in empty}
+    own_ms = np.full((1 + max(stages, default=-1), width), np.nan, np.float32)
     for start, planes in (
         read_blocks(connection, run_id, _METRICS, lo, hi, attempt) if width else ()
     ):
         roles = [stages.get(rank, -1) for rank in range(len(planes["step"]))]
+        at = slice(start - lo, start - lo + planes["step"].shape[1])
         for name, values in series_of(waiting_planes(planes), roles).items():
-            found[name][start - lo : start - lo + len(values)] = values
-    return found
+            found[name][at] = values
+        known = min(len(own_ms), len(planes["step"]))
+        own_ms[:known, at] = (planes["step"] - planes["blocked"])[:known]
+    return found, own_ms
 
 
 def _work(connection: sa.Connection, run_id: str, lo: int, hi: int) -> dict[str, float]:
