@@ -167,8 +167,29 @@ def _check_together(settings: Settings, world_size: int) -> None:
         parse_fault(text, world_size, settings.steps)
     if settings.patience and not settings.validate_every:
         raise SettingError("patience", "nothing is validated", "Give validate_every as well")
-    checks.checkpoints(settings)
+    _check_checkpoints(settings)
     if settings.validate_every and not settings.validation_ratio:
         raise SettingError(
             "validation_ratio", "there is nothing to validate on", "Give a ratio above 0"
         )
+
+
+def _check_checkpoints(settings: Settings) -> None:
+    """The best checkpoint is known where each has a loss of its own. Raises SettingError."""
+    if settings.keep_best and not settings.checkpoint_dir:
+        problem = "no checkpoint is written"
+        raise SettingError("keep_best", problem, "Give a checkpoint_dir as well")
+    if (
+        settings.keep_best
+        and settings.validate_every
+        and settings.checkpoint_every % settings.validate_every
+    ):
+        raise SettingError(
+            "keep_best",
+            f"checkpoints of every {settings.checkpoint_every} steps are not all validated, every"
+            f" {settings.validate_every}",
+            "Let checkpoint_every be a multiple of validate_every",
+        )
+    if settings.resume_from == "best" and not (settings.resume and settings.checkpoint_dir):
+        problem = "the run goes on from no checkpoint"
+        raise SettingError("resume_from", problem, "Give a checkpoint_dir, and leave out no-resume")

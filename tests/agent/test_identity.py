@@ -9,8 +9,8 @@ from rankscope.node.launch import naming
 from rankscope.process import family
 
 # docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
-# gives TRAINING_JOB_NAME, github.com/aws/sagemaker-training-toolkit/blob/master/
-# ENVIRONMENT_VARIABLES.md the others; the job's own torchrun gives the ranks.
+# gives TRAINING_JOB_NAME, github.com/aws/sagemaker-training-toolkit ("Environment variables") the
+# others; the job's own torchrun gives the ranks.
 SAGEMAKER = {
     "TRAINING_JOB_NAME": "pytorch-training-2020-07-13-20-42-24-519",
     "SM_CURRENT_HOST": "algo-2",

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from rankscope_trainer.command_line import load_settings
-from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
-from rankscope_trainer.settings import Settings
-from rankscope_trainer.strategies.strategy import build_model, build_optimizer
 from tests.scenarios.elastic import (
     CHECKPOINT_EVERY,
     SMALL,
@@ -22,6 +18,7 @@ from tests.scenarios.elastic import (
     kill_ranks,
     repeated_steps,
 )
+from tests.trainer.whole_runs import losses_of_windows
 
 pytestmark = pytest.mark.multiproc
 
@@ -90,7 +87,7 @@ def test_it_shrinks_and_grows(run: ElasticRun, strategy: str) -> None:
         [*SMALL, "--batch-size", str(BATCH_SIZE), "--steps", str(last)], {}, world_size=1
     )
     microbatches, replicas, of = SHARES[strategy]
-    right = _loss_of_windows(settings, BATCH_SIZE * microbatches)
+    right = losses_of_windows(settings, BATCH_SIZE * microbatches)
     for line in lines:
         own = right[line.step]
         if sizes[line.attempt] == 2:  # windows are dealt out like cards
@@ -103,22 +100,3 @@ def _train_with(run: ElasticRun, world_size: int) -> None:
     run.until(lambda: [one["world_size"] for one in run.attempts()][-1:] == [world_size])
     attempt = run.attempts()[-1]
     run.until_step(attempt["resumed_after"] + CHECKPOINT_EVERY + 2, attempt["attempt"])
-
-
-def _loss_of_windows(settings: Settings, global_batch: int) -> dict[int, list[float]]:
-    """Train in this process; return the loss of each window, by step."""
-    text = split_text(read_standard_library(settings.data_bytes), settings.validation_ratio)[0]
-    windows = ByteWindows(text, settings.context)
-    batches = iter(Batches(windows, batch_size=global_batch, seed=settings.seed))
-    model = build_model(settings)
-    optimizer = build_optimizer(settings, model)
-    losses: dict[int, list[float]] = {}
-    for step in range(1, settings.steps + 1):
-        inputs_BT, targets_BT = next(batches)
-        logits_BTV = model(inputs_BT)
-        each_BT = F.cross_entropy(logits_BTV.transpose(1, 2), targets_BT, reduction="none")
-        each_BT.mean().backward()
-        losses[step] = each_BT.mean(1).tolist()
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses

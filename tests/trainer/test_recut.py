@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,11 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from rankscope_trainer.checkpoint_folder import finished
 from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.errors import SettingError
-from tests.trainer.launch import Finished, run
-from tests.trainer.whole_runs import assert_traffic_as_computed, train_alone
+from tests.trainer.launch import run
+from tests.trainer.whole_runs import assert_traffic_as_computed, run_in_turns, train_alone
 
 STEPS_BETWEEN = 3
 FSDP = "--strategy fsdp --batch-size 2 --global-batch 12 --clip 0.5"
-
-
-def train(
-    folder: Path, flags: str, sizes: Sequence[int], more: Sequence[str] = ()
-) -> list[Finished]:
-    """Train with one number of ranks after the other, each from the last one's checkpoint.
-
-    `more` are flags of each, where they differ.
-    """
-    checkpoints = ["--checkpoint-dir", str(folder / "checkpoints")]
-    checkpoints += ["--checkpoint-every", str(STEPS_BETWEEN)]
-    runs = []
-    for number, ranks in enumerate(sizes, 1):
-        steps = ["--steps", str(STEPS_BETWEEN * number)]
-        own = more[number - 1].split() if more else []
-        runs.append(run(folder, ranks, *flags.split(), *own, *checkpoints, *steps))
-        assert runs[-1].code == 0, runs[-1].output
-    return runs
 
 
 def position(folder: Path) -> int:
@@ -55,7 +36,7 @@ def assert_close(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> No
 @pytest.mark.multiproc
 @pytest.mark.parametrize("sizes", [(2, 3, 1, 2), (1, 3, 2)])
 def test_sharded_weights_are_cut_anew(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    runs = train(tmp_path, FSDP, sizes)
+    runs = run_in_turns(tmp_path, FSDP, sizes, STEPS_BETWEEN)
     steps = STEPS_BETWEEN * len(sizes)
     alone = load_settings(
         [*runs[-1].arguments, "--strategy", "ddp", "--global-batch", "0", "--microbatches", "6"], {}
@@ -84,7 +65,7 @@ def test_sharded_weights_are_cut_anew(tmp_path: Path, sizes: tuple[int, ...]) ->
     ids=["gpipe", "interleaved", "1f1b", "model_parallel"],
 )
 def test_stages_are_cut_anew(tmp_path: Path, flags: str, sizes: tuple[int, ...]) -> None:
-    runs = train(tmp_path, flags, sizes)
+    runs = run_in_turns(tmp_path, flags, sizes, STEPS_BETWEEN)
     settings = load_settings(runs[-1].arguments, {}, sizes[-1])
     losses, _ = train_alone(settings, sizes[-1])
     assert runs[-1].losses() == pytest.approx(losses, rel=2e-5)  # the file of all of them
@@ -101,7 +82,7 @@ def test_servers_share_the_weights_anew(tmp_path: Path, flags: str) -> None:
     """Two workers throughout; their servers are one, two with uneven shares, and one again."""
     flags, workers = f"--strategy parameter_server {flags}", 2
     servers = ["--servers 1", "--servers 2 --server-shares 3,1", "--servers 1"]
-    runs = train(tmp_path, flags, (3, 4, 3), servers)
+    runs = run_in_turns(tmp_path, flags, (3, 4, 3), STEPS_BETWEEN, servers)
     losses, _ = train_alone(load_settings(runs[-1].arguments, {}, 3), workers, workers)
     assert runs[-1].losses() == pytest.approx(losses, rel=2e-5)
     assert_traffic_as_computed(runs[-1], 3, resumed_after=2 * STEPS_BETWEEN)

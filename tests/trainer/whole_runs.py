@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from rankscope_trainer.checkpoint_folder import finished as finished_checkpoints
@@ -59,6 +61,41 @@ def train_alone(
         optimizer.step()
         optimizer.zero_grad()
     return losses, model
+
+
+def losses_of_windows(settings: Settings, global_batch: int) -> dict[int, list[float]]:
+    """Train in this process; return the loss of each window, in the order of the step's slice."""
+    text = split_text(read_standard_library(settings.data_bytes), settings.validation_ratio)[0]
+    windows = ByteWindows(text, settings.context)
+    batches = iter(Batches(windows, batch_size=global_batch, seed=settings.seed))
+    model = build_model(settings)
+    optimizer = build_optimizer(settings, model)
+    losses: dict[int, list[float]] = {}
+    for step in range(1, settings.steps + 1):
+        inputs_BT, targets_BT = next(batches)
+        logits_BTV = model(inputs_BT)
+        each_BT = F.cross_entropy(logits_BTV.transpose(1, 2), targets_BT, reduction="none")
+        each_BT.mean().backward()
+        losses[step] = each_BT.mean(1).tolist()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def run_in_turns(
+    folder: Path, flags: str, sizes: Sequence[int], steps: int, more: Sequence[str] = ()
+) -> list[Finished]:
+    """Train `steps` with each number of ranks, from the checkpoint of the one before.
+
+    `more` are flags of each, where they differ.
+    """
+    checkpoints = ["--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-every"]
+    runs = []
+    for number, ranks in enumerate(sizes, 1):
+        own = [*(more[number - 1].split() if more else []), "--steps", str(steps * number)]
+        runs.append(run(folder, ranks, *flags.split(), *own, *checkpoints, str(steps)))
+        assert runs[-1].code == 0, runs[-1].output
+    return runs
 
 
 def assert_losses_of_one_process(

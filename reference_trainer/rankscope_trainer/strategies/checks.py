@@ -34,27 +34,6 @@ def ddp(settings: Settings, world_size: int) -> None:
             raise SettingError("uneven_ratio", problem, f"Leave out either uneven_ratio or {name}")
 
 
-def checkpoints(settings: Settings) -> None:
-    """The best checkpoint is known where each has a loss of its own. Raises SettingError."""
-    if settings.keep_best and not settings.checkpoint_dir:
-        problem = "no checkpoint is written"
-        raise SettingError("keep_best", problem, "Give a checkpoint_dir as well")
-    if (
-        settings.keep_best
-        and settings.validate_every
-        and settings.checkpoint_every % settings.validate_every
-    ):
-        raise SettingError(
-            "keep_best",
-            f"checkpoints of every {settings.checkpoint_every} steps are not all validated, every"
-            f" {settings.validate_every}",
-            "Let checkpoint_every be a multiple of validate_every",
-        )
-    if settings.resume_from == "best" and not (settings.resume and settings.checkpoint_dir):
-        problem = "the run goes on from no checkpoint"
-        raise SettingError("resume_from", problem, "Give a checkpoint_dir, and leave out no-resume")
-
-
 def pipeline(settings: Settings, world_size: int) -> None:
     """Every stage needs a layer, and a schedule its microbatches. Raises SettingError."""
     stages = placement.num_stages(settings, world_size)
