@@ -275,7 +275,7 @@ def test_a_node_that_says_nothing_while_others_wait_is_the_root() -> None:
     assert look is not None
     (finding,) = hangs(look)
     assert finding.ranks == (2, 3)
-    assert "nothing" in finding.what
+    assert "have stopped reporting in step" in finding.what
 
 
 def dataclasses_replace(state: schema.RankState, now_ns: int) -> schema.RankState:

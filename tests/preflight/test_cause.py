@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.preflight.model import CheckFinding
-from rankscope.preflight.verdict.cause import _RULES, fold
+from rankscope.preflight.verdict.cause import _RULES, group
 from rankscope.preflight.verdict.impact import _SAYS, impact_of
 
 from .synthetic import cluster
@@ -71,9 +71,9 @@ def one(
 def test_a_cause_hides_what_it_explains(cause: CheckFinding, symptoms: list[CheckFinding]) -> None:
     run = cluster(3).run()
     for order in ([cause, *symptoms], [*reversed(symptoms), cause]):
-        folded = fold(order, run)
-        assert [f.id for f in folded] == [cause.id]
-        assert sorted(folded[0].explains) == sorted(f"{s.id}: {s.title}" for s in symptoms)
+        grouped = group(order, run)
+        assert [f.id for f in grouped] == [cause.id]
+        assert sorted(grouped[0].explains) == sorted(f"{s.id}: {s.title}" for s in symptoms)
 
 
 @pytest.mark.parametrize(
@@ -96,26 +96,26 @@ def test_a_cause_hides_what_it_explains(cause: CheckFinding, symptoms: list[Chec
 )  # fmt: skip
 def test_what_is_only_partly_explained_stays(first: CheckFinding, second: CheckFinding) -> None:
     run = cluster(4).run()
-    assert {f.id for f in fold([first, second], run)} == {first.id, second.id}
+    assert {f.id for f in group([first, second], run)} == {first.id, second.id}
 
 
 def test_two_causes_together_explain_a_symptom() -> None:
     run = cluster(3).run()
     causes = [one("dns.wrong", "2", "2>0"), one("dns.loopback", "1", "1>0")]
-    folded = fold([one("port.master.reach", "0", "1>0 2>0"), *causes], run)
-    assert {f.id for f in folded} == {"dns.wrong", "dns.loopback"}
+    grouped = group([one("port.master.reach", "0", "1>0 2>0"), *causes], run)
+    assert {f.id for f in grouped} == {"dns.wrong", "dns.loopback"}
 
 
 def test_a_warning_that_explains_a_failure_is_a_failure() -> None:
     run = cluster(3).run()
     drop = one("port.oneway", "", "0>1", **{"class": "drop"})
-    (folded,) = fold([one("net.rp_filter", "1", "0>1", status="warn"), drop], run)
-    assert (folded.id, folded.status) == ("net.rp_filter", "fail")
+    (grouped,) = group([one("net.rp_filter", "1", "0>1", status="warn"), drop], run)
+    assert (grouped.id, grouped.status) == ("net.rp_filter", "fail")
 
 
 def test_chains_end_at_their_root() -> None:
     run = cluster(3).run()
-    (folded,) = fold(
+    (grouped,) = group(
         [
             one("coll.gloo", "0 1 2"),
             one("port.master.reach", "0", "1>0 2>0"),
@@ -124,17 +124,17 @@ def test_chains_end_at_their_root() -> None:
         ],
         run,
     )
-    assert folded.id == "dns.self.loopback"
-    assert len(folded.explains) == 3
+    assert grouped.id == "dns.self.loopback"
+    assert len(grouped.explains) == 3
 
 
 def test_the_worst_stands_first() -> None:
     run = cluster(3).run()
-    folded = fold(
+    grouped = group(
         [one("net.jitter", "1", status="warn"), one("clock.offset", "2"), one("net.mtu.path", "0")],
         run,
     )
-    assert [f.id for f in folded] == ["net.mtu.path", "clock.offset", "net.jitter"]
+    assert [f.id for f in grouped] == ["net.mtu.path", "clock.offset", "net.jitter"]
 
 
 def test_rules_have_a_side() -> None:

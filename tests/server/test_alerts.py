@@ -146,6 +146,7 @@ def desk(client: TestClient) -> Desk:
 
 def test_a_new_server_has_rules_and_says_where_its_disk_is(client: TestClient) -> None:
     rules = client.get("/api/v1/alerts/rules").json()["rules"]
+    assert "Runs that have stalled" in {rule["name"] for rule in rules}
     assert [rule["when"]["about"] for rule in rules] == [
         "finding", "stall", "silence", "lag", "disk",
     ]  # fmt: skip

@@ -223,8 +223,7 @@ def test_what_is_planted_is_named_with_its_numbers(client: TestClient) -> None:
     assert found["gpu_utilization"]["low"][10] == 0.4
     assert found["gpu_memory"]["pinned"] == [], "all alike"
     assert answer["text"] == (
-        "GPU 2 on node-b stands apart in GPU utilisation: 40 %, its 15 peers 90 %; 1 other does in "
-        "something"
+        "GPU 2 on node-b is an outlier in GPU utilisation: 40 %, its 15 peers 90 %; 1 other outlier"
     )
     assert [c["key"] for c in answer["charts"] if any(p["stands_apart"] for p in c["pinned"])] == [
         "rank_memory", "gpu_utilization",

@@ -138,7 +138,7 @@ def test_changes_are_chosen_and_combined_by_keyboard(
     page.keyboard.press("f")
     focused = page.evaluate("document.activeElement.parentElement.textContent")
     assert focused.startswith("Strategy")
-    page.get_by_label("Links times as fast").fill("2")
+    page.get_by_label("Links \N{MULTIPLICATION SIGN} faster").fill("2")
     page.get_by_label("Microbatches").fill("4")
     page.keyboard.press("Enter")
     page.wait_for_url("**/cost?link_times=2&microbatches=4")

@@ -83,8 +83,8 @@ def test_more_that_stand_apart_than_are_drawn_are_counted(
     watched.page.route(path, lambda route: route.fulfill(json=data))
     watched.go(f"runs/{gpus}/resources")
     card = watched.page.locator(".bandchart", has_text=chart["title"]).first
-    card.get_by_text("First 3 of 1,024 GPUs that stand apart.", exact=True).wait_for()
-    assert watched.page.get_by_text("that stand apart.").count() == 1  # of no other chart
+    card.get_by_text("First 3 of 1,024 GPUs that are outliers.", exact=True).wait_for()
+    assert watched.page.get_by_text("that are outliers.").count() == 1  # of no other chart
     watched.check()
 
 

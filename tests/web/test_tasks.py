@@ -45,7 +45,7 @@ TRIED = {
     "Which warnings and": (SLOW, ".loglist"),
     "What numbers did": (SLOW, "main"),
     "Does a rank wait": (on.HUNG, "#verdict"),
-    "Does a rank or a node": (on.MACHINES, "#verdict"),
+    "Is a rank or a node": (on.MACHINES, "#verdict"),
     "Which collective": (SLOW, "#verdict"),
     "How long does a pipeline idle": (on.STAGES, "#verdict"),
     "Where in the mesh": (SLOW, "main"),

@@ -27,7 +27,7 @@ _CHANGES: tuple[tuple[str, type, str, str], ...] = (
     ("strategy", str, "NAME", "ddp, zero1, zero2 or fsdp in place of what it is"),
     ("add_nodes", int, "N", "so many nodes more, or fewer with a minus"),
     ("ranks_per_node", int, "N", "so many ranks on each node"),
-    ("link_times", float, "X", "links so many times as fast"),
+    ("link_times", float, "X", "links so many times faster; slower below 1"),
     ("microbatches", int, "N", "a rank's samples of a step cut into so many"),
     ("bucket_mib", float, "MIB", "DDP's buckets of this size"),
     ("without", str, "RANKS", "these ranks, as in 3,17, as fast as their peers"),

@@ -131,7 +131,7 @@ def _stall(when: OnStall, run: SeenRun, seen: Seen) -> Outcomes:
     where = f"at step {run.step:,}" if run.step else "before its first step"
     yield subject, Firing(
         severity="critical",
-        what=f"{_title(run)} stands still {where}",
+        what=f"{_title(run)} has stalled {where}",
         why="its ranks wait for each other" if run.status == "stuck"
         else f"its ranks report, and no step has ended for {_span(still_s)}",
         next="see which rank the others wait for, and its stacks",

@@ -37,10 +37,10 @@ class ExplainError(Exception):
     """The logs or the known errors cannot be read; the text says what to do."""
 
 
-def explain(paths: Sequence[str], books: Sequence[str], is_json: bool, is_full: bool) -> int:
+def explain(paths: Sequence[str], own_entries: Sequence[str], is_json: bool, is_full: bool) -> int:
     """Explain the logs and print it. Returns the exit code. Raises `ExplainError`."""
     try:
-        reader = Reader(read_entries([Path(book) for book in books]))
+        reader = Reader(read_entries([Path(name) for name in own_entries]))
         inputs = find_sources(paths)
         sources, skipped = inputs.sources, list(inputs.skipped)
         reader.is_alone = len(sources) == 1

@@ -53,7 +53,7 @@ class Reader:
 
     def __init__(self, known_errors: KnownErrors, num_sources: int = 1) -> None:
         self.tally = Tally()
-        self._book = known_errors
+        self._known_errors = known_errors
         self.is_alone = num_sources == 1  # then a local rank says who speaks
         self._prefilter = prefilter(sorted({*known_errors.literals, *_SIGNS}))
 
@@ -107,7 +107,9 @@ class Reader:
             if found is not None:
                 finals[found.final_at] = found
             return
-        matches = [(e, m) for e in self._book.candidates(lowered) if (m := e.match(text, lowered))]
+        matches = [
+            (e, m) for e in self._known_errors.candidates(lowered) if (m := e.match(text, lowered))
+        ]
         first = (at.number, at.offset + start)
         for entry, match in matches:  # whether they count is known at the end of all logs
             if entry.role == "note" or entry.is_conditional:

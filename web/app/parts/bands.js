@@ -62,7 +62,7 @@ export function BandChart({ chart, data, run }) {
           chart.pinned.map((line, i) => t.li({ key: line.label }, el(Pin, { line, chart, run, look: i }))),
         )
       : null,
-    el(CappedNote, { capped: chart.pinned_capped, noun: `${SCOPES[chart.scope]} that stand apart` }),
+    el(CappedNote, { capped: chart.pinned_capped, noun: `${SCOPES[chart.scope]} that are outliers` }),
   );
 }
 
@@ -86,10 +86,7 @@ function Pin({ line, chart, run, look }) {
     ),
     t.a({ key: 'a', href }, line.label.replace(/^rank/, 'Rank')),
     t.span({ key: 'v', class: 'num' }, amount(chart.unit, line.values[at])),
-    t.span(
-      { key: 'w', class: 'faint' },
-      line.stands_apart ? 'stands apart' : line.why === 'worst' ? 'furthest' : line.why,
-    ),
+    t.span({ key: 'w', class: 'faint' }, line.stands_apart ? 'outlier' : line.why === 'worst' ? 'furthest' : line.why),
   ];
 }
 

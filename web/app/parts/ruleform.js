@@ -22,7 +22,7 @@ const ABOUT = {
       quantity('lasts_seconds', 'Lasts for seconds', 5),
     ],
   },
-  stall: { title: 'a run that stands still', numbers: [quantity('seconds', 'For seconds', 1800)] },
+  stall: { title: 'a run that has stalled', numbers: [quantity('seconds', 'For seconds', 1800)] },
   silence: { title: 'silence of ranks or of a run', numbers: [quantity('seconds', 'For seconds', 120)] },
   throughput: {
     title: 'lost throughput',

@@ -25,7 +25,7 @@ const STRATEGIES = [
 const FIELDS = [
   ['add_nodes', 'Nodes more', '2', 4],
   ['ranks_per_node', 'Ranks of a node', '8', 4],
-  ['link_times', 'Links times as fast', '2', 4],
+  ['link_times', 'Links × faster', '2', 4],
   ['microbatches', 'Microbatches', '8', 4],
   ['bucket_mib', 'Bucket, MiB', '25', 4],
   ['without', 'Without slow ranks', '3,17', 6],

@@ -91,10 +91,10 @@ def open_inbound(
 ) -> tuple[Fix, ...]:
     """Return what lets `sources` in at `ports` ("29500", "32768-60999") of `node`."""
     networks = _networks(run, node, sources)
-    ways = _inbound_ways(_rules_of(run, node), outcome)
-    if not ways:
+    directions = _inbound_directions(_rules_of(run, node), outcome)
+    if not directions:
         return (_between(node, "in", ports, networks),)
-    return _fixes(run, node, networks, ports, ways, outcome)
+    return _fixes(run, node, networks, ports, directions, outcome)
 
 
 def open_outbound(
@@ -102,10 +102,10 @@ def open_outbound(
 ) -> tuple[Fix, ...]:
     """Return what lets `node` out to `ports` of `targets`."""
     networks = _networks(run, node, targets)
-    ways = _outbound_ways(_rules_of(run, node), outcome)
-    if not ways:
+    directions = _outbound_directions(_rules_of(run, node), outcome)
+    if not directions:
         return (_between(node, "out", ports, networks),)
-    return _fixes(run, node, networks, ports, ways, outcome)
+    return _fixes(run, node, networks, ports, directions, outcome)
 
 
 def open_path(
@@ -113,14 +113,14 @@ def open_path(
 ) -> tuple[Fix, ...]:
     """Return what opens single paths: it is not known at which end the rule is, or where else."""
     fixes: list[Fix] = []
-    ways = _inbound_ways(_rules_of(run, end), outcome)
+    directions = _inbound_directions(_rules_of(run, end), outcome)
     networks = _networks(run, end, starts)
-    if ways:
-        fixes += _fixes(run, end, networks, ports, ways, outcome)
+    if directions:
+        fixes += _fixes(run, end, networks, ports, directions, outcome)
     for start in starts:
-        ways = _outbound_ways(_rules_of(run, start), outcome)
-        if ways:
-            fixes += _fixes(run, start, _networks(run, start, (end,)), ports, ways, outcome)
+        directions = _outbound_directions(_rules_of(run, start), outcome)
+        if directions:
+            fixes += _fixes(run, start, _networks(run, start, (end,)), ports, directions, outcome)
     return tuple(fixes) or (_between(end, "in", ports, networks),)
 
 
@@ -159,20 +159,20 @@ def ephemeral_range(run: Run, node: str) -> str:
     return f"{low}-{high}"
 
 
-def _inbound_ways(rules: FilterRules | None, outcome: DialClass) -> list[tuple[Way, Key]]:
+def _inbound_directions(rules: FilterRules | None, outcome: DialClass) -> list[tuple[Way, Key]]:
     """Return which packets of calls that come in are to pass; none where no rule stops any."""
     if rules is None:
         return [("in", "dport"), ("out", "sport")] if outcome == "no-data" else [("in", "dport")]
-    ways: list[tuple[Way, Key]] = [("in", "dport")] if rules.drops_in else []
-    return [*ways, ("out", "sport")] if rules.drops_out else ways
+    directions: list[tuple[Way, Key]] = [("in", "dport")] if rules.drops_in else []
+    return [*directions, ("out", "sport")] if rules.drops_out else directions
 
 
-def _outbound_ways(rules: FilterRules | None, outcome: DialClass) -> list[tuple[Way, Key]]:
+def _outbound_directions(rules: FilterRules | None, outcome: DialClass) -> list[tuple[Way, Key]]:
     """Return the same for calls that go out."""
     if rules is None:
         return [("out", "dport"), ("in", "sport")] if outcome == "no-data" else [("out", "dport")]
-    ways: list[tuple[Way, Key]] = [("out", "dport")] if rules.drops_out else []
-    return [*ways, ("in", "sport")] if rules.drops_in else ways
+    directions: list[tuple[Way, Key]] = [("out", "dport")] if rules.drops_out else []
+    return [*directions, ("in", "sport")] if rules.drops_in else directions
 
 
 def _rules_of(run: Run, node: str) -> FilterRules | None:
@@ -192,12 +192,12 @@ def _between(node: str, way: Way, ports: str, networks: Collection[str]) -> Fix:
 
 def _fixes(
     run: Run, node: str, networks: Collection[str], ports: str,
-    ways: Collection[tuple[Way, Key]], outcome: DialClass,
+    directions: Collection[tuple[Way, Key]], outcome: DialClass,
 ) -> tuple[Fix, ...]:  # fmt: skip
     tools = _tools(run, node)
     if not tools:
         where = ", ".join(network for network in networks if network) or "all nodes"
-        way = next(iter(ways))[0]
+        way = next(iter(directions))[0]
         text = f"# security group of {node}: allow {way}bound tcp {ports}"
         text += f" {'from' if way == 'in' else 'to'} {where}"
         return (Fix(node=node, command=text, owner="provider"),)
@@ -206,7 +206,7 @@ def _fixes(
     for tool in (manager,) if manager else _without_twins(tools):
         commands = [
             command
-            for way, key in ways
+            for way, key in directions
             for network in networks
             if (command := _command(run, node, tool, _Rule(network, ports, way, key)))
         ]

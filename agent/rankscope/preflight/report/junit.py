@@ -77,10 +77,10 @@ def _text_of(summary: Summary, id: str) -> tuple[str, str]:
     if own:
         return "; ".join(clean(one.title) for one in own), "\n\n".join(map(_text, own))
     for finding in summary.findings:
-        folded = [clean(one) for one in finding.explains if one.startswith(f"{id}:")]
-        if folded:
+        explained = [clean(one) for one in finding.explains if one.startswith(f"{id}:")]
+        if explained:
             cause = f"{clean(finding.id)}: {clean(finding.title)}"
-            return f"explained by {cause}", "\n".join([*folded, f"explained by {cause}"])
+            return f"explained by {cause}", "\n".join([*explained, f"explained by {cause}"])
     return "see the other findings", "see the other findings"
 
 

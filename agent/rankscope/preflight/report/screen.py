@@ -47,7 +47,7 @@ class _Page:
 
 
 def show(summary: Summary, console: SafeConsole, verbose: bool = False) -> None:
-    """Print the report; `verbose` adds what was folded, every check and every reason."""
+    """Print the report; `verbose` adds what is explained, every check and every reason."""
     width = max(console.width, _LEAST_COLUMNS)
     head = [*_heading(summary, width), *_families(summary, width, console.encoding)]
     foot = _foot(summary, width, verbose)
@@ -201,9 +201,9 @@ def _full(finding: CheckFinding, number: int, page: _Page) -> Lines:
         lines += _under("", text, width)
     if finding.impact:
         lines += _under("if launched:  ", finding.impact, width)
-    folded = len(finding.explains)
-    if folded:
-        lines += _under("", f"this explains {count(folded, 'more finding')}: -v", width)
+    explained = len(finding.explains)
+    if explained:
+        lines += _under("", f"this explains {count(explained, 'more finding')}: -v", width)
     return lines + _fixes(finding, width, _MOST_FIXES)
 
 

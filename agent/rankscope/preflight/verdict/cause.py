@@ -142,7 +142,7 @@ _PLACE = {check.id: place for place, check in enumerate(CHECKS)}
 _WORST_FIRST = ("fail", "warn", "unknown", "skipped", "ok")
 
 
-def fold(findings: list[CheckFinding], run: Run) -> list[CheckFinding]:
+def group(findings: list[CheckFinding], run: Run) -> list[CheckFinding]:
     """Return the causes, worst first, each with what it explains grouped under it.
 
     A cause is as bad as the worst of what it explains.
@@ -155,12 +155,12 @@ def fold(findings: list[CheckFinding], run: Run) -> list[CheckFinding]:
         cause = _cause(number, symptom, findings, by_id, parents)
         if cause is not None:
             parents[number] = cause
-    folded: dict[int, list[CheckFinding]] = {
+    grouped: dict[int, list[CheckFinding]] = {
         n: [] for n in range(len(findings)) if n not in parents
     }
     for number in parents:
-        folded[_root(number, parents)].append(findings[number])
-    causes = [_with(findings[number], some, run) for number, some in folded.items()]
+        grouped[_root(number, parents)].append(findings[number])
+    causes = [_with(findings[number], some, run) for number, some in grouped.items()]
     return sorted(causes, key=lambda one: _rank(one, run))
 
 

@@ -22,7 +22,7 @@ from rankscope.preflight.model import (
     Status,
 )
 from rankscope.preflight.options import Tier
-from rankscope.preflight.verdict.cause import fold
+from rankscope.preflight.verdict.cause import group
 
 LIMIT_S = 5.0  # of one check; the slowest needs 0.2 s over the reports of 1,000 nodes
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "skipped", "ok")
@@ -36,7 +36,7 @@ MUST_ANSWER = frozenset((
 
 
 def evaluate(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) -> LaunchVerdict:
-    """Run every check over `run` and fold what one cause explains."""
+    """Run every check over `run` and group what one cause explains."""
     families = {**FAMILIES, "elsewhere": tuple(foreign)}
     found: list[CheckFinding] = []
     results: list[Result] = []
@@ -52,7 +52,7 @@ def evaluate(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) 
             elapsed_ms = (time.monotonic() - started) * 1e3
             found += findings
             results.append(_result(check.id, family, findings, elapsed_ms))
-    loud = fold([f for f in found if f.status in ("fail", "warn")], run)
+    loud = group([f for f in found if f.status in ("fail", "warn")], run)
     quiet = [f for f in found if f.status in ("skipped", "unknown")]
     return LaunchVerdict(
         schema_version=SCHEMA_VERSION,

@@ -104,7 +104,7 @@ def quiet(function: Any, values: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Deviations:
-    """How far each line is from its peers on the bad side, and which stand apart."""
+    """How far each line is from its peers on the bad side, and which are outliers."""
 
     lines: Array  # the worst value of each slice
     typical: Array  # of each line, the median of its last values

@@ -194,7 +194,7 @@ def _chart(quantity: Quantity, series: Series, grid: Grid, job: _Job) -> Resourc
 def _pinned(
     quantity: Quantity, things: Sequence[Thing], lines: Lines, job: _Job
 ) -> tuple[list[PinnedLine], int]:
-    """Return the lines asked for, those that findings name, and the worst; how many stand apart."""
+    """Return the lines asked for, those of findings, and the worst; how many are outliers."""
     if len(things) < 2:
         return [], 0
     deviations = deviations_of(lines, quantity.worst)

@@ -40,7 +40,7 @@ class ResourceChart(Schema, frozen=True):
     high: list[float | None]
     usual: float | None  # the median of the medians
     pinned: list[PinnedLine]
-    pinned_capped: Capped | None = None  # those that stand apart
+    pinned_capped: Capped | None = None  # outliers
 
 
 class Resources(Schema, frozen=True):

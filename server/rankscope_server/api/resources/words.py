@@ -47,23 +47,23 @@ def amount(value: float | None, unit: str) -> str:
 def first_sentence(
     charts: Sequence[ResourceChart], apart: Sequence[tuple[ResourceChart, PinnedLine]]
 ) -> str:
-    """Return what stands apart most, or that nothing does."""
+    """Return what is furthest from its peers, or that nothing is an outlier."""
     if not charts:
         return "Nothing was sampled or logged in the time shown"
     if not apart:
         if max(chart.num for chart in charts) < 2:
             return "There is one of each: nothing to compare with"
-        return "No rank, GPU or node stands apart from its peers in the time shown"
+        return "No rank, GPU or node is an outlier among its peers in the time shown"
     chart, line = apart[0]
     who = line.label[:1].upper() + line.label[1:] if chart.scope == "rank" else line.label
     title = chart.title
     if title[1:2].islower():  # not an abbreviation
         title = title[:1].lower() + title[1:]
     text = (
-        f"{who} stands apart in {title}: {amount(line.value, chart.unit)}, its "
+        f"{who} is an outlier in {title}: {amount(line.value, chart.unit)}, its "
         f"{plural(chart.num - 1, 'peer')} {amount(chart.usual, chart.unit)}"
     )
     others = len({one.label for _, one in apart} - {line.label})
     if others:
-        text += f"; {plural(others, 'other')} {'do' if others > 1 else 'does'} in something"
+        text += f"; {plural(others, 'other outlier')}"
     return text

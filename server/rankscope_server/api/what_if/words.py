@@ -9,6 +9,7 @@ from rankscope_server.what_if.answers import Change
 from rankscope_server.what_if.engine import Engine, optimizer_of
 from rankscope_server.what_if.recorded import Recorded
 
+_TIMES = "\N{MULTIPLICATION SIGN}"
 NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP"}
 _MIB = 1 << 20
 
@@ -25,6 +26,12 @@ def run_text(recorded: Recorded) -> str:
     return ", ".join(texts)
 
 
+def _links(times: float) -> str:
+    if times > 1:
+        return f"links {times:g}{_TIMES} faster"
+    return f"links {1 / times:.3g}{_TIMES} slower"
+
+
 def label_of(change: Change, recorded: Recorded, without: tuple[int, ...], equal: bool) -> str:
     """Return what is otherwise, in words."""
     nodes = change.add_nodes
@@ -35,7 +42,7 @@ def label_of(change: Change, recorded: Recorded, without: tuple[int, ...], equal
         (nodes > 0, f"{plural(nodes, 'node')} more"),
         (nodes < 0, f"{plural(-nodes, 'node')} fewer"),
         (change.ranks_per_node, f"{plural(change.ranks_per_node, 'rank')} on each node"),
-        (change.link_times != 1.0, f"links {change.link_times:g} times as fast"),
+        (change.link_times != 1.0, _links(change.link_times)),
         (change.microbatches, f"{_microbatches(change.microbatches)} in place of "
          f"{recorded.microbatches or 'an unknown number'}"),
         (change.bucket_bytes, f"buckets of {change.bucket_bytes / _MIB:g} MiB"),

@@ -97,7 +97,7 @@ def _what(window: Window, case: HangCase, step: int | None) -> str:
     if set(case.gone) == set(case.roots):
         return f"{who} {'are' if many else 'is'} gone{in_step}, and others still wait"
     if set(case.silent) == set(case.roots):
-        return f"{who} {'say' if many else 'says'} nothing any more{in_step}, and others wait"
+        return f"{who} {'have' if many else 'has'} stopped reporting{in_step}, and others wait"
     have = "have" if many else "has"
     if any(held.is_done_elsewhere for held in case.still_in.values()):
         missing = f"{have} not come to {_operation_text(operation)}"
