@@ -114,14 +114,13 @@ def rank_map(
     ranks = Ranks(peers.hosts, peers.roles, lost, groups_by_order(ways))
     chosen = choose_lanes(order, ranks, lanes)
     worst, missing = fold_ranks(plane, chosen, size, last - first + 1)
-    by_rank = chosen if order == "rank" else choose_lanes("rank", ranks, lanes)
     # a colour means the same in every order
+    by_rank = chosen if order == "rank" else choose_lanes("rank", ranks, lanes)
     plain = worst if order == "rank" else fold_ranks(plane, by_rank, size, last - first + 1)[0]
     scale = None if is_ratio else scale_of(plain)
     reference = _reference(plane.kinds) if is_ratio else None
-    is_of_peers = reference == "peers"
-    usual = usual_ratios(plain, is_of_peers=is_of_peers) if is_ratio else None
-    noise = sample.usual(is_of_peers=is_of_peers)
+    usual = usual_ratios(plain, is_of_peers=reference == "peers") if is_ratio else None
+    noise = sample.usual(is_of_peers=reference == "peers")
     marks, num_marks = _marks(connection, run, first, last)
     pinned = _pinned(connection, run, plane, ranks, size, last - first + 1, scale, chosen, noise)
     return Map(
