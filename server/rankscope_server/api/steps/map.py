@@ -114,8 +114,7 @@ def rank_map(
     ranks = Ranks(peers.hosts, peers.roles, lost, groups_by_order(ways))
     chosen = choose_lanes(order, ranks, lanes)
     worst, missing = fold_ranks(plane, chosen, size, last - first + 1)
-    # a colour means the same in every order
-    by_rank = chosen if order == "rank" else choose_lanes("rank", ranks, lanes)
+    by_rank = chosen if order == "rank" else choose_lanes("rank", ranks, lanes)  # for colours
     plain = worst if order == "rank" else fold_ranks(plane, by_rank, size, last - first + 1)[0]
     scale = None if is_ratio else scale_of(plain)
     reference = _reference(plane.kinds) if is_ratio else None
