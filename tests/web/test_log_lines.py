@@ -68,17 +68,15 @@ def test_fields_are_columns_and_stay_in_the_address(
     heads = page.locator(".columnheads")
     expect(heads.get_by_role("button", name="Drop the column loss")).to_be_visible()
     row = rows.filter(has_text="step 12")
-    assert row.locator(".l-field").all_inner_texts() == ["2.8", "0.001"]
+    expect(row.locator(".l-field")).to_have_text(["2.8", "0.001"])
     saved = rows.filter(has_text="checkpoint written")
-    assert saved.locator(".l-field").all_inner_texts() == ["\u2013", "\u2013"], (
-        "not known is not zero"
-    )
+    expect(saved.locator(".l-field"), "not known is not zero").to_have_text(["\u2013", "\u2013"])
     assert page.url.endswith("?cols=loss,optimizer.lr")
     assert violations(page) == []
 
     page.reload()
     watched.settled()
-    assert row.locator(".l-field").all_inner_texts() == ["2.8", "0.001"]
+    expect(row.locator(".l-field")).to_have_text(["2.8", "0.001"])
     heads.get_by_role("button", name="Drop the column loss").click()
     expect(row.locator(".l-field")).to_have_count(1)
     row.click()

@@ -208,13 +208,20 @@ export function timeTicks(view, most) {
   return { list, unit };
 }
 
+/** To make one takes longer than all ticks of a frame. @type {Map<number, Intl.NumberFormat>} */
+const FORMATS = new Map();
+
 /** A time of the axis: as many digits as distinguish two ticks. @param {number} time @param {number} unit microseconds */
 export function tickText(time, unit) {
   if (time === 0) return '0';
   if (unit < 1000 && time < 1000) return `${time} µs`;
   const [size, name] = unit >= 1e6 ? [1e6, 's'] : [1000, 'ms'];
   const digits = Math.max(0, Math.ceil(Math.log10(size / unit)));
-  return `${(time / size).toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${name}`;
+  const format =
+    FORMATS.get(digits) ??
+    new Intl.NumberFormat('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  FORMATS.set(digits, format);
+  return `${format.format(time / size)} ${name}`;
 }
 
 /** The flights of each call: those of call n are `list` from `first[n]` to `first[n + 1]`.

@@ -143,25 +143,23 @@ function Plot({ model, plan, width, shown }) {
   const slice = pinned && lane >= 0 ? sliceAt(slices, lane, pinned.time, 1) : -1;
   const call = slice >= 0 ? slices.call[slice] : -1;
 
-  const colours = useMemo(
-    () => (region.current ? timelineColours(region.current) : null),
-    [look, fonts, region.current],
-  );
+  const colours = useRef({ look: '', found: /** @type {Record<string, string>} */ ({}) });
   const draw = () => {
     cancelAnimationFrame(frame.current);
     frame.current = requestAnimationFrame(() => {
-      if (canvas.current && region.current) {
-        paintTimeline(canvas.current, {
-          model,
-          plan,
-          view: view.current,
-          width,
-          theme: look,
-          colours: colours ?? timelineColours(region.current),
-          pinned: call,
-          lane,
-        });
-      }
+      if (!canvas.current || !region.current) return;
+      // Read once for a theme: to resolve them takes as long as a third of a frame.
+      if (colours.current.look !== look) colours.current = { look, found: timelineColours(region.current) };
+      paintTimeline(canvas.current, {
+        model,
+        plan,
+        view: view.current,
+        width,
+        theme: look,
+        colours: colours.current.found,
+        pinned: call,
+        lane,
+      });
     });
   };
   useEffect(() => {
@@ -178,7 +176,7 @@ function Plot({ model, plan, width, shown }) {
       shown.value = asked;
     }
     draw();
-  }, [data, query.value.t, width, look, fonts, plan, call, lane, colours]);
+  }, [data, query.value.t, width, look, fonts, plan, call, lane]);
 
   function show(/** @type {View} */ to, /** @type {boolean} */ push = false) {
     view.current = clampView(to, length);

@@ -1,6 +1,6 @@
 /** Logs: the level histogram and facets over all lines, then the lines; search runs on the server. */
 
-import { useEffect, useMemo, useState } from 'preact/hooks';
+import { useCallback, useEffect, useMemo, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { Histogram } from '../charts/histogram.js';
 import { count, dateTime, exactTime, plural } from '../format.js';
@@ -102,6 +102,7 @@ export function Page({ run, topic, overview, ended }) {
     setFollowing(false);
     setQuery({ line: String(held.lines[index].id) }, { replace: Boolean(now.line) });
   }
+  const draw = useCallback((/** @type {LogRow} */ one) => LogLineRow(one, columns, run), [columns.join(), run]);
   const line = open >= 0 ? held.lines[open] : null;
   return t.div(
     { class: 'logs', 'data-api': base },
@@ -163,7 +164,7 @@ export function Page({ run, topic, overview, ended }) {
               items: held.lines,
               row: ROW,
               keyOf: (/** @type {LogRow} */ one) => one.id,
-              draw: (/** @type {LogRow} */ one) => LogLineRow(one, columns, run),
+              draw,
               label: 'Log lines, oldest first',
               follow: following,
               onFollow: setFollowing,

@@ -1,10 +1,11 @@
 /** A list of fixed row height of which only the visible rows exist. */
 
-import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { t } from '../tags.js';
 import { visibleRange } from './range.js';
 
 /**
+ * `draw` is the same function as long as a row of the same item looks the same.
  * @param {{items: any[], row: number, keyOf: (item: any) => string | number, draw: (item: any) => import('../tags.js').Children,
  *   label: string, follow: boolean, onFollow: (at: boolean) => void, onTop: () => void, active: number, onActive: (index: number) => void, onOpen: (index: number) => void}} props
  */
@@ -14,6 +15,12 @@ export function VirtualList({ items, row, keyOf, draw, label, follow, onFollow, 
   const anchor = useRef(/** @type {{key: string | number, index: number} | null} */ (null));
   const following = useRef(follow);
   following.current = follow;
+  // What a row holds is made once: the same again is not compared part by part.
+  const drawn = useMemo(() => new WeakMap(), [draw]);
+  const contents = (/** @type {any} */ item) => {
+    if (!drawn.has(item)) drawn.set(item, draw(item));
+    return drawn.get(item);
+  };
   const { first, last, height, shift } = visibleRange({ ...view, count: items.length, row });
 
   useLayoutEffect(() => {
@@ -90,23 +97,25 @@ export function VirtualList({ items, row, keyOf, draw, label, follow, onFollow, 
     },
     t.div(
       { class: 'vroom', role: 'presentation', style: { height: `${height}px` } },
-      items.slice(first, last).map((item, i) => {
-        const index = first + i;
-        return t.div(
-          {
-            key: keyOf(item),
-            id: `row-${index}`,
-            role: 'option',
-            'aria-selected': index === active,
-            'aria-posinset': index + 1,
-            'aria-setsize': items.length,
-            class: index === active ? 'vrow active' : 'vrow',
-            style: { transform: `translateY(${index * row + shift}px)` },
-            onClick: () => onOpen(index),
-          },
-          draw(item),
-        );
-      }),
+      t.div(
+        { class: 'vrows', role: 'presentation', style: { transform: `translateY(${first * row + shift}px)` } },
+        items.slice(first, last).map((item, i) => {
+          const index = first + i;
+          return t.div(
+            {
+              key: keyOf(item),
+              id: `row-${index}`,
+              role: 'option',
+              'aria-selected': index === active,
+              'aria-posinset': index + 1,
+              'aria-setsize': items.length,
+              class: index === active ? 'vrow active' : 'vrow',
+              onClick: () => onOpen(index),
+            },
+            contents(item),
+          );
+        }),
+      ),
     ),
   );
 }

@@ -1,7 +1,7 @@
 /** One log line: as a row of the list, and whole in the panel. */
 
 import { TONE } from '../charts/histogram-maths.js';
-import { dateTime, exactTime, firstLine, rankWords, words } from '../format.js';
+import { count, dateTime, exactTime, firstLine, plural, rankWords, words } from '../format.js';
 import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { LINE_FILTERS, runPath, withQuery } from '../url.js';
@@ -13,6 +13,14 @@ import { fieldsOf } from './logfields.js';
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
 
 const AROUND_MS = 10_000;
+// A row is one line of text: boxes for its columns would take the browser twice as long to lay out.
+const GAP = '  ';
+const CHARS = { level: 8, rank: 11, step: 10, logger: 17, field: 12 }; // as wide as the heads in pages.css
+
+/** A text as a column of so many characters, cut where it is longer. @param {string} text @param {number} chars */
+function column(text, chars) {
+  return (text.length > chars ? `${text.slice(0, chars - 1)}…` : text).padEnd(chars) + GAP;
+}
 
 /** @param {string} text */
 function coloured(text) {
@@ -21,7 +29,7 @@ function coloured(text) {
 
 /** Who wrote it: one rank, several alike, or the node. @param {LogRow} line */
 function author(line) {
-  if (line.ranks.length > 1) return `${line.ranks.length} ranks`;
+  if (line.ranks.length > 1) return `${count(line.ranks.length)} ranks`;
   return line.rank >= 0 ? `rank ${line.rank}` : 'node';
 }
 
@@ -62,10 +70,20 @@ export function LogLineRow(line, columns, run) {
   const tone = TONE[line.level] ?? 'plain';
   const to = stepHref(line, run);
   const fields = fieldsOf(line);
+  const beside = [more > 0 ? `+${plural(more, 'line')}` : '', line.count > 1 ? `×${count(line.count)}` : ''].filter(
+    Boolean,
+  );
+  const time = exactTime(line.time_ms);
+  const level = line.level === 'WARNING' ? 'WARN' : line.level;
   return [
-    t.span({ class: 'l-time', key: 't' }, exactTime(line.time_ms)),
-    t.span({ class: `l-level is-${tone}`, key: 'l' }, line.level === 'WARNING' ? 'WARN' : line.level),
-    t.span({ class: 'l-rank', key: 'r', title: rankWords(line.ranks) }, author(line)),
+    t.span({ class: 'l-time', key: 't' }, time.slice(0, 8), t.span({ class: 'l-rest' }, time.slice(8)), GAP),
+    t.span(
+      { class: `l-level is-${tone}`, key: 'l' },
+      level.slice(0, 1),
+      t.span({ class: 'l-rest' }, level.slice(1).padEnd(CHARS.level - 1)),
+      GAP,
+    ),
+    t.span({ class: 'l-rank', key: 'r', title: rankWords(line.ranks) }, column(author(line), CHARS.rank)),
     t.span(
       {
         class: 'l-step',
@@ -77,18 +95,17 @@ export function LogLineRow(line, columns, run) {
           go(to);
         },
       },
-      to ? `step ${line.step}` : '',
+      column(to ? `step ${line.step}` : '', CHARS.step),
     ),
-    t.span({ class: 'l-logger', key: 'g', title: line.logger }, line.logger || line.stream),
+    t.span({ class: 'l-logger', key: 'g', title: line.logger }, column(line.logger || line.stream, CHARS.logger)),
     columns.map((name) =>
       t.span(
         { class: 'l-field', key: `f ${name}`, title: `${name}: ${fields[name] ?? 'not in this line'}` },
-        fields[name] ?? '–',
+        column(String(fields[name] ?? '–'), CHARS.field),
       ),
     ),
     t.span({ class: `l-text is-${tone}`, key: 'm' }, coloured(first)),
-    more > 0 ? t.span({ class: 'l-more', key: 'n' }, `+${more} ${more === 1 ? 'line' : 'lines'}`) : null,
-    line.count > 1 ? t.span({ class: 'l-more', key: 'c' }, `×${line.count}`) : null,
+    beside.length > 0 ? t.span({ class: 'l-more', key: 'c' }, beside.join(', ')) : null,
   ];
 }
 

@@ -41,7 +41,7 @@ function linesOf(list) {
   const rows = [...list.querySelectorAll('[role=option]')];
   const texts = rows.map((row) =>
     [...row.children]
-      .map((one) => one.textContent)
+      .map((one) => one.textContent?.trim())
       .filter(Boolean)
       .join('  '),
   );
