@@ -76,8 +76,8 @@ function whenText(when) {
     case 'silence':
       return `Nothing of ${when.is_whole_run ? 'any rank of a run' : 'a rank'} for ${duration(when.seconds * 1e3)}`;
     case 'throughput':
-      return `Of the throughput ${either(
-        when.share_ratio > 0 && percent(when.share_ratio),
+      return `${either(
+        when.share_ratio > 0 && `${percent(when.share_ratio)} of the throughput`,
         when.rank_hours_per_day > 0 && `${when.rank_hours_per_day} rank-hours a day`,
       )} are lost`;
     case 'loss':
@@ -92,16 +92,16 @@ function whenText(when) {
     case 'queue':
       return `The queue of the store is ${percent(when.used_ratio)} full`;
     case 'disk':
-      return `Of the disk ${either(
-        when.free_bytes > 0 && `less than ${(when.free_bytes / GIB).toFixed(1)} GiB are free`,
-        when.database_bytes > 0 && `${(when.database_bytes / GIB).toFixed(1)} GiB or more are the database`,
-      )}`;
+      return either(
+        when.free_bytes > 0 && `Less than ${(when.free_bytes / GIB).toFixed(1)} GiB of the disk are free`,
+        when.database_bytes > 0 && `The database has ${(when.database_bytes / GIB).toFixed(1)} GiB or more`,
+      );
   }
 }
 
 /** Whichever limits a rule has. @param {(string | false)[]} limits */
 function either(...limits) {
-  return limits.filter(Boolean).join(' or ') || 'no amount that it looks at';
+  return limits.filter(Boolean).join(', or ') || 'No amount that it looks at';
 }
 
 /** @param {{rule: RuleRow | null, channels: ChannelRow[], save: (body: object) => void, cancel: () => void}} props */
