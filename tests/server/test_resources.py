@@ -199,7 +199,7 @@ def test_every_chart_is_on_one_grid_and_says_whose_it_is(client: TestClient) -> 
     assert found["node_memory"]["scope_text"] == "of each node: 2 nodes"
     assert found["logged_loss"]["scope_text"] == "of rank 0 alone"
     assert found["job_tokens"]["scope_text"] == "of the job: sum over 16 ranks"
-    assert found["own/quality"]["source_text"] == "rankscope.log_metrics"
+    assert found["own/quality"]["source_text"] == "what the script gives to rankscope.log_metrics"
     assert "GPU power" in answer["missing"]
     assert "GPU memory in use" not in answer["missing"]
 

@@ -18,7 +18,7 @@ from tests.api import get
 from tests.command_server import run
 from tests.ports import free_port
 from tests.server.conftest import Sender, ServerProcess
-from tests.server.seed import seed_run
+from tests.server.seed import seed_run, wait_until_judged
 
 SLOW = 2
 
@@ -137,6 +137,7 @@ def test_the_command_says_what_the_server_answers(
 ) -> None:
     server = start_server()
     seed_run(server.url, run_id="slow", ranks=2, steps=60, fault="none")
+    wait_until_judged(server.url)
     at = ("--server", server.url)
     done = what_if("slow", *at)
     assert done.returncode == 0, done.stderr

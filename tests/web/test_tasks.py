@@ -75,6 +75,7 @@ TRIED = {
 FLOATS = {
     "b": ".areatext",
     "n": ".picture",
+    "g f": ".advicecard :is(.advised, p.padded)",  # `d` is for what came
     "x": "[role=menu]",
     "v": "dialog input[type=text]",
     "logs c": ".fields button:focus",
@@ -126,7 +127,7 @@ def act(page: Any, action: str) -> None:
             page.keyboard.press(key)
         here = urlsplit(page.url).path.rpartition("/")[2]
         if floats := FLOATS.get(keys, FLOATS.get(f"{here} {keys}")):
-            page.locator(floats).wait_for()
+            page.locator(floats).first.wait_for()
 
 
 def shown_at(page: Any, place: str) -> str:
