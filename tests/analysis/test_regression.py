@@ -9,10 +9,16 @@ import pytest
 
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
-from rankscope_server.diagnose.regression.detector import slowdown_of, slower_than
+from rankscope_server.diagnose.regression.detector import (
+    StepSlowdown,
+    past_of,
+    slowdown_of,
+    slower_than,
+)
 from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.observe.baseline import RunSummary, mann_whitney_p
+from rankscope_server.observe.step_table import StepTable
 from tests.analysis.records import registered
 from tests.analysis.simulator import MS, START_NS, Job, apply, record
 
@@ -177,6 +183,50 @@ def test_a_run_that_became_faster_is_silent() -> None:
     assert slowdown_of(STEPS, times, POLICY) is None
 
 
+def in_table(step_ms: np.ndarray) -> StepTable:
+    """Return the table of one rank that took steps, a thousand at a time."""
+    table = StepTable()
+    for begin in range(0, len(step_ms), 1000):
+        lasts_ns = (step_ms[begin : begin + 1000] * MS).astype(np.int64)
+        steps = np.arange(begin, begin + len(lasts_ns)) + 1
+        started_ns = START_NS + np.cumsum(lasts_ns) + begin * 10**9
+        table.put(0, {"step": steps, "duration_ns": lasts_ns, "started_ns": started_ns})
+    return table
+
+
+def slowdown_in(table: StepTable) -> StepSlowdown | None:
+    return slowdown_of(table.steps, table.get("duration")[0].astype(float), POLICY, past_of(table))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_steps", [6000, 9000, 20_000])
+def test_a_change_is_known_when_the_steps_before_it_have_left(num_steps: int, seed: int) -> None:
+    times = times_of(seed, num_steps)
+    times[1000:] *= 1.25
+    times[400] = 30_000.0  # a pause, before
+    table = in_table(times)
+    assert table.steps[0] > 1001
+    found = slowdown_in(table)
+    assert found is not None
+    assert not found.is_gradual
+    assert found.rise == pytest.approx(0.25, rel=0.1)
+    assert abs(found.step - 1001) <= 0.02 * num_steps
+    assert found.strength >= POLICY.slowdown_clear_sigmas
+    assert found.seconds == pytest.approx(times[1000:].sum() / 1e3, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_have_left_make_no_healthy_job_slower(seed: int) -> None:
+    """Of their time means are known: as long as always where one in three is short, or long."""
+    for ratio in (0.5, 1.0, 2.0):
+        short = np.random.default_rng(seed).random(9000) < 0.3
+        table = in_table(times_of(seed, 9000) * np.where(short, ratio, 1.0))
+        assert slowdown_in(table) is None, ratio
+    over = times_of(seed, 9000)
+    over[1000:8000] *= 1.4
+    assert slowdown_in(in_table(over)) is None
+
+
 # --- through the analysis ------------------------------------------------------------------------
 
 
@@ -188,18 +238,24 @@ def run(step_ms: np.ndarray, backward: np.ndarray, earlier: tuple[RunSummary, ..
         state.apply_record(schema.Environment(
             attempt=0, rank=rank, time_ns=START_NS, facts={"nccl": "2.27.5", "torch": "2.13.0"},
         ))  # fmt: skip
+    put_steps(state, step_ms, backward)
+    return state
+
+
+def put_steps(state: RunState, step_ms: np.ndarray, backward: np.ndarray, first: int = 0) -> None:
+    """Give the steps after the `first` ones of four ranks to a run."""
+    for rank in range(4):
         columns = {name: np.zeros(len(step_ms), np.int64) for name in schema.STEP_COLUMNS}
-        columns["step"] = np.arange(1, len(step_ms) + 1)
+        columns["step"] = first + np.arange(1, len(step_ms) + 1)
         columns["started_ns"] = START_NS + columns["step"] * 10**9
         columns["duration_ns"] = (step_ms * MS).astype(np.int64)
         columns["backward_ns"] = (backward * MS).astype(np.int64)
         columns["forward_ns"] = columns["duration_ns"] - columns["backward_ns"]
         state.apply_chunk(
             schema.Chunk(kind="steps", attempt=0, rank=rank, host="", count=len(step_ms),
-                         time_lo_ns=1, time_hi_ns=2, data=str(rank).encode()),
+                         time_lo_ns=1, time_hi_ns=2, data=f"{rank} {first}".encode()),
             dict(columns),
         )  # fmt: skip
-    return state
 
 
 def found_in(state: RunState) -> list[Finding]:
@@ -255,6 +311,20 @@ def test_within_a_run_through_the_analysis() -> None:
     assert (finding.kind, finding.severity) == ("slowdown", "critical")
     assert finding.onset_step is not None
     assert abs(finding.onset_step - 700) <= 60
+
+
+def test_the_step_of_a_change_is_the_same_when_it_has_left_the_table() -> None:
+    times = 5 * times_of(5, 7000)
+    times[700:] *= 1.2
+    state = RunState("run")
+    said = set()
+    for begin in range(0, 7000, 500):
+        put_steps(state, times[begin : begin + 500], times[begin : begin + 500] - 30.0, begin)
+        said |= {(finding.onset_step, finding.what) for finding in found_in(state)}
+    (finding,) = found_in(state)
+    assert (finding.severity, finding.onset_step) == ("critical", 701)
+    assert finding.what == "The whole job became 20 % slower at step 701"
+    assert {onset for onset, _ in said} == {701}
 
 
 def test_scaled_times_give_the_same_finding() -> None:

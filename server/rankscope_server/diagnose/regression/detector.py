@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -26,7 +26,10 @@ from rankscope_server.findings.text import (
 from rankscope_server.observe.baseline import MAX_TIMES, PHASES, RunSummary, mann_whitney_p
 from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.environment_rules import kind_of, level_of
+from rankscope_server.observe.step_table import PAST_BLOCKS, StepTable
 
+_WITHIN = "within"  # the name of the finding on a change within the run
+_NO_PAST = np.zeros((0, 3))
 _SHOWN = 4  # ranks in the evidence
 _WORDS = {"blocked": "waiting for other ranks and communication", "other": "time outside phases"}
 
@@ -74,7 +77,8 @@ class Regression:
         now = summary_of(window)
         steps, times = steady(window)
         has_other_lengths = _other_lengths(window, steps)
-        rise = "" if has_other_lengths else rise_of(window.steps.past.blocks, steps, times, policy)
+        past = past_of(window.steps)
+        rise = "" if has_other_lengths else rise_of(past, steps, times, policy)
         if now is None and not rise:
             return skipped(self, f"needs {policy.steady_steps} steady steps", "wait")
         if now is None:
@@ -84,9 +88,9 @@ class Regression:
         slower = slower_than(now, earlier, policy)
         if slower is not None:
             findings.append(regression_finding(window, slower))
-        slowdown = None if has_other_lengths else slowdown_of(steps, times, policy)
+        slowdown = None if has_other_lengths else slowdown_of(steps, times, policy, past)
         if slowdown is not None:
-            findings.append(slowdown_finding(window, slowdown))
+            findings.append(slowdown_finding(window, _since_before(window, slowdown)))
         note = "" if earlier else "no earlier run with this command to compare with"
         checked = () if findings or not earlier else (f"step time of {len(earlier)} earlier runs",)
         return ran(self, findings, checked, note, not_known=(rise,) * bool(rise))
@@ -193,33 +197,87 @@ def _other_lengths(window: Window, steps: Array) -> bool:
     return abs(late / max(early, 1e-9) - 1.0) > 0.01
 
 
-def slowdown_of(steps: Array, times: Array, policy: Policy) -> StepSlowdown | None:
+def past_of(table: StepTable) -> Array:
+    """Return the blocks of the steps before the table; none where special steps count in it."""
+    is_comparable = table.num_steps and float(table.special().mean()) <= 0.5
+    return table.past.blocks if is_comparable else _NO_PAST
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Consecutive steps by the logarithm of a usual one; those of the past are coarser."""
+
+    logs: Array
+    first_steps: Array
+    num_steps: Array
+    seconds: Array
+    num_past: int
+
+    @property
+    def places(self) -> Array:
+        """Return how many blocks of the table's length are before each."""
+        places: Array = (np.cumsum(self.num_steps) - self.num_steps) / self.num_steps[-1]
+        return places
+
+
+def _blocks_of(past: Array, steps: Array, times: Array, policy: Policy) -> _Blocks:
+    """Return the blocks of all steps of which the time is known.
+
+    Of the past only means are known: of three blocks the middle one, so that a single pause does
+    not count. Where most steps of the table are longer than their mean, so were those before:
+    lifted by that, a mean is at least a median and no job looks slower than it was.
+    """
+    size = policy.slowdown_block
+    count = len(times) // size
+    left = len(times) - count * size
+    kept = times[left:].reshape(count, size)
+    medians = np.median(kept, axis=1)
+    lift = max(1.0, float(np.median(medians / kept.mean(axis=1))))
+    groups, each_ms = [], past[:, 2] / np.fmax(past[:, 1], 1.0)
+    begin = 0
+    for end in range(1, len(past) + 1):
+        if end - begin >= 3 and past[begin:end, 1].sum() >= size:
+            part = past[begin:end]
+            groups.append((float(np.median(each_ms[begin:end])), part[0, 0], *part[:, 1:].sum(0)))
+            begin = end
+    early = np.array(groups).reshape(-1, 4)
+    return _Blocks(
+        np.log(np.concatenate([early[:, 0] * lift, medians])),
+        np.concatenate([early[:, 1], steps[left::size]]).astype(int),
+        np.concatenate([early[:, 2], np.full(count, float(size))]),
+        np.concatenate([early[:, 3], kept.sum(axis=1)]) / 1e3,
+        len(early),
+    )
+
+
+def slowdown_of(
+    steps: Array, times: Array, policy: Policy, past: Array = _NO_PAST
+) -> StepSlowdown | None:
     """Return a lasting change of the step time within a run; None where it is flat.
 
     Medians of blocks of 40 steps as logarithms; one step and one straight line are fitted, the
     better one says which it is. The change must stand out of how blocks scatter. A step close to
-    an end is no line either, even where it is too close to exceed chance.
+    an end is no line either, even where it is too close to exceed chance. `past` are blocks of
+    the steps before.
     """
-    size = policy.slowdown_block
-    count = len(times) // size
-    if count < 2 * policy.slowdown_side_blocks:
+    size, side = policy.slowdown_block, policy.slowdown_side_blocks
+    if len(times) // size < 2 * side:
         return None
-    skipped_steps = len(times) - count * size
-    kept = times[skipped_steps:].reshape(count, size)
-    first_steps = steps[skipped_steps::size]
-    blocks = np.log(np.median(kept, axis=1))
-    side = policy.slowdown_side_blocks
+    all_blocks = _blocks_of(past, steps, times, policy)
+    blocks, places = all_blocks.logs, all_blocks.places
     at, step_error = _best_split(blocks, policy.slowdown_before_blocks, side)
     at_any, any_error = _best_split(blocks, 1, 1)
-    places = np.arange(count)
     slope, start = np.polyfit(places, blocks, 1)
     line_error = float(np.sum((blocks - (slope * places + start)) ** 2))
     if at_any != at and any_error < min(step_error, line_error):
         return None
     gradual = line_error < step_error
     before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
-    size_ln = float(slope * (count - 1)) if gradual else after - before
-    best = slope * places + start if gradual else np.where(places < at, before, after)
+    size_ln = float(slope * places[-1]) if gradual else after - before
+    levels = np.repeat([before, after], [at, len(blocks) - at])
+    best = slope * places + start if gradual else levels
+    if np.median(blocks[-side:]) < (best[0] + best[-1]) / 2:
+        return None  # it is over
     rest = blocks - best
     # Blocks that hang together scatter more than their neighbours show: both count.
     near = SIGMA_PER_MAD * float(np.median(np.abs(np.diff(rest)))) / np.sqrt(2.0)
@@ -227,17 +285,41 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> StepSlowdown | No
     strength = size_ln / sigma
     if size_ln <= np.log1p(policy.slowdown_share) or strength < policy.slowdown_sigmas:
         return None
+    rise, first_steps = float(np.expm1(size_ln)), all_blocks.first_steps
     if gradual:
         low, high = float(np.exp(start)), float(np.exp(start + size_ln))
-        seconds = float(kept.sum()) / 1e3
+        seconds = float(all_blocks.seconds.sum())
+        return StepSlowdown(int(first_steps[0]), rise, low, high, True, strength, seconds)
+    before_ms, after_ms = float(np.exp(before)), float(np.exp(after))
+    if at < all_blocks.num_past:
+        seconds = float(all_blocks.seconds[at:].sum())
         return StepSlowdown(
-            int(first_steps[0]), float(np.expm1(size_ln)), low, high, True, strength, seconds
+            int(first_steps[at]), rise, before_ms, after_ms, False, strength, seconds
         )
-    turn = _turning_step(np.log(times), skipped_steps + at * size, size, before, after)
+    turn = _turning_step(
+        np.log(times), len(times) % size + (at - all_blocks.num_past) * size, size, before, after
+    )
     return StepSlowdown(
-        int(steps[turn]), float(np.expm1(size_ln)), float(np.exp(before)),
-        float(np.exp(after)), False, strength, float(times[turn:].sum()) / 1e3,
-    )  # fmt: skip
+        int(steps[turn]),
+        rise,
+        before_ms,
+        after_ms,
+        False,
+        strength,
+        float(times[turn:].sum()) / 1e3,
+    )
+
+
+def _since_before(window: Window, change: StepSlowdown) -> StepSlowdown:
+    """Return the change with the step that was seen when it was in the table."""
+    old = window.before.get(f"{window.attempt}/{Regression.name}/{_WITHIN}")
+    if old is None or old.onset_step is None or change.is_gradual or old.state != "open":
+        return change
+    is_past = max(change.step, old.onset_step) < window.steps.steps[0]
+    # Twice as many steps as three of the blocks that the past has at least.
+    near = max(2 * window.policy.slowdown_block, 12 * window.steps.dropped_steps // PAST_BLOCKS)
+    is_same = abs(change.step - old.onset_step) <= near
+    return replace(change, step=old.onset_step) if is_past and is_same else change
 
 
 def _turning_step(logs: Array, near: int, reach: int, before: float, after: float) -> int:
@@ -470,7 +552,7 @@ def slowdown_finding(window: Window, change: StepSlowdown) -> Finding:
     lead = Lead() if change.is_gradual else lead_of(window, change)
     return window.finding(
         "slowdown",
-        "within",
+        _WITHIN,
         levels=[Level("step", "before", change.before_ms), Level("step", "since", change.after_ms)],
         severity=severity,
         onset_step=change.step,
