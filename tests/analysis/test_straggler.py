@@ -332,3 +332,43 @@ def test_where_all_became_slower_together_no_rank_is(num_ranks: int, num_slow: i
     look = analyse(record(Job(num_ranks=num_ranks, steps=260, seed=3, faults=faults)))
     assert not [finding for finding in above_info(look) if finding.ranks]
     assert look.answer.state != "healthy"
+
+
+def watched(own_ms: np.ndarray, looks: Sequence[int]) -> list[Look]:
+    """Return what is said of a wide job when so many of its steps have come."""
+    state, items, at, said = RunState("run"), wide(own_ms), 0, []
+    for count in looks:
+        stop = count // 50 * len(own_ms) + len(own_ms)
+        apply(state, items[at:stop])
+        at = stop
+        said.append(state.look(START_NS + 10**12 + count * 10**9))
+    return said
+
+
+LONG = 6000  # steps, more than the table holds
+
+
+@pytest.mark.parametrize("over", [LONG, 5200])
+def test_since_when_a_rank_is_slow_is_said_when_that_step_has_left(over: int) -> None:
+    own_ms = noisy_work(4, LONG, seed=2)
+    own_ms[3, 1000:over] *= 1.4
+    (*_, before, last) = watched(own_ms, [*range(1000, LONG, 500), LONG])
+    assert before.findings[0].onset_step == 1001
+    slow = next(finding for finding in last.findings if finding.ranks == (3,))
+    assert slow.onset_step == 1001
+    if over == LONG:
+        assert slow.state == "open"
+        assert slow.what.endswith("slower than its 3 peers since step 1,001")
+    else:
+        assert (slow.state, slow.ended_step) == ("recovered", 5200)
+        assert slow.what.endswith("slower than its 3 peers from step 1,001 to step 5,200")
+
+
+def test_most_of_a_role_stays_slow_when_the_steps_before_have_left() -> None:
+    own_ms = noisy_work(5, LONG, seed=4)
+    own_ms[:4, 1000:] *= 1.3
+    for look in watched(own_ms, [2000, 4000, 5000, 5500, LONG])[1:]:
+        assert look.verdict is not None
+        assert look.verdict.ranks == (0, 1, 2, 3)
+        assert look.verdict.onset_step == 1001
+        assert "since step 1,001" in look.answer.text

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from rankscope.wire.formulas import rank_hours_per_day
 from rankscope_server.diagnose.shared.traits import shared_by
 from rankscope_server.diagnose.straggler.cause import SlowCause
@@ -41,6 +39,7 @@ class Case:
     episode: Episode
     columns: slice
     onset_step: int
+    onset_ms: float | None = None  # where the table has forgotten it
     is_throughout: bool  # of a recording, from the first step on that was compared
     ended_step: int | None
     seconds: float
@@ -60,20 +59,22 @@ class Case:
     apart: tuple[int, StackDifference] | None = None
 
 
+def name_of(case: Case) -> str:
+    """Return by what its finding is known again."""
+    return f"{case.kind}/{'+'.join(str(rank) for rank in case.ranks)}"
+
+
 def finding_of(window: Window, case: Case) -> Finding:
     """Return the finding of a case."""
-    ranks = "+".join(str(rank) for rank in case.ranks)
     confidence, reasons = _confidence(case)
-    started = window.steps.get("started_ms")[:, case.columns.start]
-    known = started[~np.isnan(started)]
     return window.finding(
         case.cause.kind or case.kind if case.cause else case.kind,
-        f"{case.kind}/{ranks}",
+        name_of(case),
         severity=case.severity,
         is_over=case.ended_step is not None,
         ranks=case.ranks,
         onset_step=None if case.is_throughout else case.onset_step,
-        onset_ms=float(np.median(known)) if len(known) and not case.is_throughout else None,
+        onset_ms=None if case.is_throughout else case.onset_ms,
         ended_step=case.ended_step,
         cost=case.cost.ratio,
         confidence=(confidence, reasons),

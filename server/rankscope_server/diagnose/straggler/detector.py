@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.wire.formulas import throughput_loss
 from rankscope_server.diagnose.shared.comparison import as_devices_report, lack_of, roles_of
 from rankscope_server.diagnose.shared.gaps import without_calls
-from rankscope_server.diagnose.straggler.case import Case, finding_of
+from rankscope_server.diagnose.straggler.case import Case, finding_of, name_of
 from rankscope_server.diagnose.straggler.cause import MORE_WORK, Suspect, cause_of
 from rankscope_server.diagnose.straggler.events import (
     each_proved,
@@ -30,7 +30,7 @@ from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Finding, Severity, ran, skipped
 from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.severity import severity_of_cost
-from rankscope_server.findings.statistics import middle
+from rankscope_server.findings.statistics import median, middle
 from rankscope_server.findings.text import capital, ranks_text
 from rankscope_server.observe.deviation import Deviation, deviation_of
 from rankscope_server.observe.episodes import Episode, find_episodes, turning_point
@@ -98,8 +98,10 @@ class Straggler:
         cases, unclear = _with_known_calls(window, cases)
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
         cases = [_explained(window, deviation, case) for case in cases]
+        cases = [_since_before(window, self.name, case) for case in cases]
         findings = _one_per_key([finding_of(window, case) for case in cases])
-        findings = _of_recording(window, _with_memory(window, self.name, findings))
+        findings = _with_memory(window, deviation, self.name, findings)
+        findings = _of_recording(window, findings)
         return ran(self, findings, _equal(deviation, findings), "; ".join(notes), unknown + unclear)
 
 
@@ -368,22 +370,64 @@ def _one_per_key(findings: list[Finding]) -> list[Finding]:
     return list(kept.values())
 
 
-def _with_memory(window: Window, name: str, findings: list[Finding]) -> list[Finding]:
-    """Keep what the table has forgotten: an onset, or a whole episode, before its first column."""
-    if not window.steps.dropped_steps:
-        return findings
-    first_step = int(window.steps.steps[0])
+def _since_before(window: Window, name: str, case: Case) -> Case:
+    """Return the case with the onset that was seen before the table moved on, if it was."""
+    old = window.before.get(f"{window.attempt}/{name}/{name_of(case)}")
+    onset = None if old is None else _forgotten_onset(window, old)
+    if old is None or onset is None:
+        return case
+    if old.state != "open" and old.ended_step != case.ended_step:
+        return case  # another time
+    return replace(case, onset_step=onset, onset_ms=old.onset_ms)
+
+
+def _forgotten_onset(window: Window, old: Finding) -> int | None:
+    """Return with which step a finding began, if that is before the table's first one."""
+    table, onset = window.steps, old.onset_step
+    is_before = table.dropped_steps and onset is not None and onset < table.steps[0]
+    return onset if is_before else None
+
+
+def _with_memory(
+    window: Window, deviation: Deviation, name: str, findings: list[Finding]
+) -> list[Finding]:
+    """Keep what the table has forgotten: a whole episode before its first column.
+
+    It is over only where its ranks are no longer slow: without the steps before it may be that
+    nothing is left to compare them with.
+    """
     now = {finding.key: finding for finding in findings}
+    named = {rank for finding in findings if finding.state == "open" for rank in finding.ranks}
     for key, old in window.before.items():
-        if old.detector != name or old.onset_step is None or old.onset_step >= first_step:
+        if old.detector != name or key in now or _forgotten_onset(window, old) is None:
             continue
-        current = now.get(key)
-        if current is None:
-            ended = old.ended_step if old.state == "recovered" else first_step
-            now[key] = replace(old, state="recovered", ended_step=ended)
-        elif current.state == "open" and old.state == "open":
-            now[key] = replace(current, onset_step=old.onset_step, onset_ms=old.onset_ms)
+        if old.state == "open" and (
+            named.intersection(old.ranks) or not _is_still_slow(window, deviation, old)
+        ):
+            first_step = int(window.steps.steps[0])
+            now[key] = replace(old, state="recovered", ended_step=first_step)
+        else:
+            now[key] = old
     return list(now.values())
+
+
+def _is_still_slow(window: Window, deviation: Deviation, old: Finding) -> bool:
+    """Return whether the ranks work longer than the others now, or than in their first steps.
+
+    Both in comparison with the ranks of their role that it does not name: all may have more to do.
+    """
+    table, policy = window.steps, window.policy
+    rows = [table.row_of[rank] for rank in old.ranks if rank in table.row_of]
+    roles = {deviation.roles[row] for row in rows}
+    others = [row for row, role in enumerate(deviation.roles) if role in roles and row not in rows]
+    if not rows or not others:
+        return False
+    head, own = table.head("own"), table.get("own")
+    recent = np.flatnonzero(~table.special() & table.seen())[-policy.recent_steps :]
+    first = np.where(table.head_special(), np.nan, head)[:, policy.warmup_max_steps :]
+    now, then = median(own[:, recent].astype(float), 1), median(first.astype(float), 1)
+    ratios = (middle(each[rows]) / middle(each[others]) for each in (now, now / then))
+    return any(float(np.log(ratio)) > policy.ln_entry_floor for ratio in ratios)
 
 
 def _equal(deviation: Deviation, findings: Sequence[Finding]) -> tuple[str, ...]:

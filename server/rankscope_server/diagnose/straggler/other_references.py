@@ -205,6 +205,23 @@ def _cost_of(table: StepTable, group: _Group, columns: Array, policy: Policy) ->
 
 
 @dataclass(frozen=True, slots=True)
+class _Before:
+    """Columns of usual steps before the job became slower: of the table, or of its head."""
+
+    columns: Array
+    is_head: bool = False
+
+    def cells(self, table: StepTable, metric: str) -> Array:
+        """Return a metric of these steps, ranks x steps, in ms."""
+        cells = table.head(metric) if self.is_head else table.get(metric)
+        return cells[:, self.columns].astype(float)
+
+    def of_rows(self, table: StepTable, metric: str, rows: Sequence[int]) -> float:
+        """Return the median over the steps of the median row, in ms."""
+        return middle(median(self.cells(table, metric)[rows], 0))
+
+
+@dataclass(frozen=True, slots=True)
 class _Split:
     """Rows that became slower and rows that did not, with the columns before and since."""
 
@@ -212,7 +229,7 @@ class _Split:
     calm: list[int]
     worst: int  # the slow row that became slower by most
     rise: float  # ln(self time since / before) of that row
-    before: Array
+    before: _Before
     since: Array  # from the onset on
 
 
@@ -232,7 +249,10 @@ def slow_majority(window: Window, deviation: Deviation, named: Collection[int]) 
 def _split(
     table: StepTable, deviation: Deviation, rows: list[int], policy: Policy
 ) -> _Split | None:
-    """Return how the rows of a role differ since the job became slower, None where they do not."""
+    """Return how the rows of a role differ since the job became slower, None where they do not.
+
+    Where all that the table holds is as slow, the steps before are the first of the attempt.
+    """
     usual = ~table.special() & table.seen()
     usual[: deviation.first_column] = False
     columns = np.flatnonzero(usual)
@@ -241,16 +261,30 @@ def _split(
     step = step_times(table, columns)
     calm = middle(step[: policy.baseline_min_steps])
     lately = middle(step[-policy.persistent_steps :])
+    if np.log(lately / calm) > policy.ln_entry_floor:
+        onset = turning_point(np.log(step / calm), 0.0, float(np.log(lately / calm)))
+        if onset < policy.healthy_min_steps or len(columns) - onset < policy.persistent_steps:
+            return None
+        before = _Before(columns[:onset][-policy.healthy_long_steps :])
+        return _split_at(table, rows, before, columns[onset:], policy)
+    if not table.dropped_steps:
+        return None
+    first = np.flatnonzero(~table.head_special())
+    before = _Before(first[first >= policy.warmup_max_steps], is_head=True)
+    if len(before.columns) < policy.baseline_min_steps:
+        return None
+    calm = middle(median(before.cells(table, "duration")[table.some_rows()], 0))
     if not np.log(lately / calm) > policy.ln_entry_floor:
         return None
-    onset = turning_point(np.log(step / calm), 0.0, float(np.log(lately / calm)))
-    if onset < policy.healthy_min_steps or len(columns) - onset < policy.persistent_steps:
-        return None
-    before, since = columns[:onset][-policy.healthy_long_steps :], columns[onset:]
-    now, then = (
-        of_each(table, "own", rows, part) for part in (since[-policy.cost_steps :], before)
-    )
-    rises = np.log(now / then)
+    return _split_at(table, rows, before, columns, policy)
+
+
+def _split_at(
+    table: StepTable, rows: list[int], before: _Before, since: Array, policy: Policy
+) -> _Split | None:
+    """Return which of the rows became slower, None where not most of them did, or all."""
+    then = median(before.cells(table, "own")[rows], 1)
+    rises = np.log(of_each(table, "own", rows, since[-policy.cost_steps :]) / then)
     order = np.argsort(rises)
     gaps = np.diff(rises[order])
     if np.isnan(gaps).any():
@@ -278,11 +312,11 @@ def _case_of_split(window: Window, split: _Split) -> Case | None:
         return None
     excess = excess_between(
         lambda name: of_rows(table, name, split.slow, lately),
-        lambda name: of_rows(table, name, split.slow, split.before),
+        lambda name: split.before.of_rows(table, name, split.slow),
     )
     ranks = tuple(sorted(table.ranks[row] for row in split.slow))
     own = table.get("own")[split.worst]
-    rose = np.log(own[split.since] / middle(own[split.before]))
+    rose = np.log(own[split.since] / split.before.of_rows(table, "own", [split.worst]))
     episode = open_episode(split.worst, split.since, rose, split.rise, policy)
     return open_case(window, ranks, episode, excess, cost, len(split.calm), has_peers=False)
 
@@ -291,12 +325,13 @@ def _cost_of_split(table: StepTable, split: _Split, lately: Array, policy: Polic
     """Return what the job's steps lost, None where the calm ranks do not wait for the others."""
 
     def rise_ms(metric: str, rows: list[int]) -> Array:
-        since, before = (of_each(table, metric, rows, part) for part in (lately, split.before))
-        return since - before
+        before = median(split.before.cells(table, metric)[rows], 1)
+        return of_each(table, metric, rows, lately) - before
 
     later_ms = float(np.median(rise_ms("own", split.slow)))
     if float(rise_ms("blocked", split.calm).min()) < policy.waited_share * later_ms:
         return None
-    now, then = (middle(step_times(table, columns)) for columns in (lately, split.before))
+    now = middle(step_times(table, lately))
+    then = middle(median(split.before.cells(table, "duration")[table.some_rows()], 0))
     ratio = throughput_loss(now, then)
     return Cost(ratio, ratio, now, then)
