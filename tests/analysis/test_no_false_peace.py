@@ -28,20 +28,28 @@ def test_a_clean_run_is_healthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("onset", "said", "text"),
+    ("detector", "kind", "onset", "said", "text"),
     [
-        (None, "advice", "No fault; advice worth 33 % of the throughput: Use more microbatches"),
-        (45, "unknown", "No verdict: 33 % of the throughput may be lost since step 45, not for "
+        ("pipeline", "pipeline_bubble", None, "advice",
+         "No fault; advice worth 33 % of the throughput: Use more microbatches"),
+        ("goodput", "slow_checkpoint", 45, "advice",
+         "No fault; advice worth 33 % of the throughput: Use more microbatches"),
+        ("straggler", "sequence_imbalance", 45, "advice",
+         "No fault; advice worth 33 % of the throughput: Use more microbatches"),
+        ("straggler", "slow_compute", 45, "unknown",
+                        "No verdict: 33 % of the throughput may be lost since step 45, not for "
                         "long enough, or not clearly enough, to be sure"),
     ],
 )  # fmt: skip
-def test_what_costs_is_told_whatever_its_severity(onset: int | None, said: str, text: str) -> None:
+def test_what_costs_is_told_whatever_its_severity(
+    detector: str, kind: str, onset: int | None, said: str, text: str
+) -> None:
     run, state = run_named("ddp-8 clean", 0), RunState("x")
     apply(state, run.items)
     state.look(10**18)
     (attempt,) = state._attempts.values()
     advice = Finding(
-        key="0/x", detector="pipeline", kind="pipeline_bubble", severity="info", attempt=0,
+        key="0/x", detector=detector, kind=kind, severity="info", attempt=0,
         what="Use more microbatches", why="", next="Try 8", onset_step=onset, confidence=0.5,
         confidence_text="low", would_be_wrong_if="", policy_hash="", cost_throughput_ratio=0.33,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -309,6 +310,42 @@ def test_longer_sequences_are_more_work_and_no_fault(more: bool) -> None:
     (finding,) = (f for f in look.findings if f.detector == "straggler")
     assert finding.kind == ("sequence_imbalance" if more else "slow_compute")
     assert (look.verdict is None) == more
+    if more:
+        times = f"{1 + extra / STEP_MS:.1f}\N{MULTIPLICATION SIGN}"
+        what = f"was given {times} as many tokens as its {RANKS - 1} peers since step {onset}"
+        assert finding.what.endswith(what)
+
+
+@pytest.mark.parametrize(
+    ("extra_share", "cpu_share", "said"),
+    [
+        (0.6, 0.05, "its CPU time is the same (84.0 ms against 80.0 ms), so it is held up"),
+        (0.14, 0.12, "its CPU time is 1.1 times as long"),
+        (0.6, 0.5, "its CPU time is 1.5 times as long"),
+    ],
+)
+def test_cpu_time_is_the_same_only_beside_how_much_longer_the_step_is(
+    extra_share: float, cpu_share: float, said: str
+) -> None:
+    slow, onset, _ = draw(71)
+    run = job(71, slow, onset, extra_share * STEP_MS, "forward")
+    busy: Extra = lambda rank, step: {  # noqa: E731
+        "cpu_ns": int(80 * MS * (1 + cpu_share * (rank == slow and step >= onset)))
+    }
+    finding = the_straggler(run.items(extra=busy), slow)
+    assert said in finding.why
+    assert ("More work to do" in " ".join(finding.ruled_out)) == ("the same" in said)
+
+
+def test_the_ratio_said_is_that_of_both_times_said() -> None:
+    for seed in range(6):
+        slow, onset, extra = draw(seed)
+        finding = the_straggler(job(seed, slow, onset, extra, "forward").items(), slow)
+        mine, usual = (
+            float(ms) for ms in re.findall(r"works ([\d.]+) ms .*? against ([\d.]+) ms", finding.why)[0]
+        )
+        said = float(re.findall(r"is ([\d.]+)\N{MULTIPLICATION SIGN} slower", finding.what)[0])
+        assert abs(said - mine / usual) <= 0.05 + 1.0 / usual, finding.what
 
 
 def test_the_key_stays_when_the_kind_becomes_known() -> None:

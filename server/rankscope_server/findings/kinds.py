@@ -13,6 +13,7 @@ from dataclasses import dataclass
 COST = "by its cost: critical from 10 % of the throughput, warning from 2 %, else info"
 _LASTING = f"{COST}; info while it is short or not clear"
 _CRITICAL, _WARNING, _INFO = "critical", "warning", "info"
+MORE_WORK = "sequence_imbalance"  # not a fault of the rank: never more than info
 _SLOW, _GPU = ("straggler",), ("gpu-health",)
 _WHY_SLOW = "the same, where a second signal says why"
 _CLOCK = "this host's or process's clock is so far ahead of or behind the others, within a band"
@@ -59,7 +60,7 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     Kind("cpu_limit", "Held up by a limit on processor time", ("straggler", "stalls"),
          _WHY_SLOW, _LASTING, True),
     Kind("busy_thread", "Straggler: another thread holds it up", _SLOW, _WHY_SLOW, _LASTING, True),
-    Kind("sequence_imbalance", "More tokens than its peers", _SLOW,
+    Kind(MORE_WORK, "More tokens than its peers", _SLOW,
          "this rank was given more tokens: not slower, more to do", _INFO, True),
     Kind(
         "stopped_process", "A process is stopped", ("stopped-process",),

@@ -16,7 +16,7 @@ from rankscope_server.findings.finding import (
     Finding,
     Severity,
 )
-from rankscope_server.findings.kinds import kind_named
+from rankscope_server.findings.kinds import MORE_WORK, kind_named
 from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.text import percent_text, ranks_text
 from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Verdict
@@ -26,6 +26,8 @@ _ITS_OUTPUT = "its last lines of output, under Logs"
 # The answer "healthy" rests on these, whose inputs every run has. What others could not look at
 # is said beside it.
 _CORE = frozenset({"straggler", "hang", "root-cause"})
+# What these say as info is short or unclear; what others say so is measured, and small.
+_SUSPECT = frozenset({"straggler", "stalls", "slow-link", "regression"})
 
 
 def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:
@@ -199,7 +201,7 @@ def _advised(finding: Finding) -> Answer:
     """Return the answer where nothing is broken, and yet much is lost: that is not health."""
     share = percent_text(finding.cost_throughput_ratio or 0.0)
     following = (finding.next,) * bool(finding.next)
-    if finding.onset_step is None:
+    if finding.onset_step is None or not _is_suspicion(finding):
         text = f"No fault; advice worth {share} of the throughput: {finding.what}"
         return Answer("advice", text, finding.why, following)
     # a suspicion accuses no rank in the first sentence
@@ -208,6 +210,11 @@ def _advised(finding: Finding) -> Answer:
         "not for long enough, or not clearly enough, to be sure"
     )
     return Answer("unknown", text, f"{finding.what}: {finding.why}", following)
+
+
+def _is_suspicion(finding: Finding) -> bool:
+    """Return whether it would be a fault if it were clearer: more work is none, however clear."""
+    return finding.detector in _SUSPECT and finding.kind != MORE_WORK
 
 
 def _missing(coverage: Coverage, *, is_recording: bool) -> tuple[str, ...]:

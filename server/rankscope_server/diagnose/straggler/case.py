@@ -11,6 +11,7 @@ from rankscope_server.diagnose.shared.traits import shared_by
 from rankscope_server.diagnose.straggler.cause import SlowCause
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding, Severity
+from rankscope_server.findings.kinds import MORE_WORK
 from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.text import (
     capital,
@@ -100,7 +101,9 @@ def _ratios_text(case: Case, policy: Policy = POLICY) -> str:
     """Return by how much they are slower: of each, where that is not about the same."""
     ratios = [case.ratios.get(rank, case.ratio) for rank in case.ranks]
     if len(ratios) > _MAX_RATIOS or max(ratios) <= policy.alike_ratio * min(ratios):
-        return ratio_text(case.ratio)
+        excess = case.excess
+        known = excess.own_ms > excess.reference_ms > 0
+        return ratio_text(excess.own_ms / excess.reference_ms if known else case.ratio)
     words = [ratio_text(ratio) for ratio in ratios]
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
@@ -116,6 +119,11 @@ def _since(case: Case) -> str:
 def _what(window: Window, case: Case) -> str:
     who = window.who(case.ranks)
     many = len(case.ranks) > 1
+    if case.cause is not None and case.cause.kind == MORE_WORK:
+        verb, whose = ("were", "their") if many else ("was", "its")
+        than = f"{whose} {_reference_text(case)}" if case.has_peers else "before"
+        more = ratio_text(case.cause.tokens_ratio)
+        return f"{who} {verb} given {more} as many tokens as {than} {_since(case)}"
     if case.kind == "slow_compute":
         than = f"their {_reference_text(case)}" if many else f"its {_reference_text(case)}"
         if not case.has_peers:
@@ -197,12 +205,22 @@ def _cpu_text(window: Window, case: Case) -> str:
     cpu, reference = case.excess.cpu_ms, case.excess.cpu_reference_ms
     if cpu is None or not reference or case.kind != "slow_compute":
         return ""
-    if cpu <= window.policy.same_cpu_ratio * reference:
+    if _has_same_cpu(case, window.policy):
         return (
             f"; its CPU time is the same ({ms_text(cpu)} against {ms_text(reference)}), "
             "so it is held up rather than busy"
         )
     return f"; its CPU time is {times_text(cpu / reference)} as long"
+
+
+def _has_same_cpu(case: Case, policy: Policy) -> bool:
+    """Return whether its CPU time is known and hardly longer, beside by how much the step is."""
+    excess, cpu, reference = case.excess, case.excess.cpu_ms, case.excess.cpu_reference_ms
+    if not cpu or not reference or not excess.reference_ms > 0:
+        return False
+    more, step_more = cpu / reference - 1.0, excess.total_ms / excess.reference_ms
+    is_little = more < (1.0 - policy.min_explained_share) * step_more
+    return is_little and cpu <= policy.same_cpu_ratio * reference
 
 
 def _next(window: Window, case: Case) -> str:
@@ -304,13 +322,7 @@ def _ruled_out(window: Window, case: Case) -> tuple[str, ...]:
             f"{beyond} than the reference"
         )
     out.append("Waiting for other ranks: all time blocked on peers is left out of its self time")
-    cpu, reference = excess.cpu_ms, excess.cpu_reference_ms
-    if (
-        case.kind == "slow_compute"
-        and cpu
-        and reference
-        and cpu <= window.policy.same_cpu_ratio * reference
-    ):
+    if case.kind == "slow_compute" and _has_same_cpu(case, window.policy):
         out.append("More work to do: its CPU time per step is that of its reference")
     return tuple(out)
 

@@ -14,12 +14,11 @@ import numpy as np
 from rankscope.wire.nvidia_codes import THROTTLE_SLOWDOWNS, throttle_words
 from rankscope_server.diagnose.shared.processor_limit import CPU_LIMIT, limit_next, limit_text
 from rankscope_server.diagnose.window import Window
+from rankscope_server.findings.kinds import MORE_WORK
 from rankscope_server.findings.statistics import Array
 from rankscope_server.findings.text import ms_text, percent_text, ranks_text
 from rankscope_server.observe.rank_cost import Excess
 from rankscope_server.observe.stack_samples import StackDifference
-
-MORE_WORK = "sequence_imbalance"  # not a fault of the rank: never more than info
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,7 @@ class SlowCause:
     next: str
     command: str = ""
     would_be_wrong_if: str = ""
+    tokens_ratio: float = 1.0  # of what it was given more, to its reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ def _more_work(window: Window, suspect: Suspect) -> SlowCause | None:
         "excess, so it is not slower but has more to do",
         "Give ranks batches of equal length: sort or pack samples by length across ranks, or cut "
         "a step by tokens and not by samples",
+        tokens_ratio=mine / usual,
     )
 
 

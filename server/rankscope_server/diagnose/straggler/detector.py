@@ -12,7 +12,7 @@ from rankscope.wire.formulas import throughput_loss
 from rankscope_server.diagnose.shared.comparison import as_devices_report, lack_of, roles_of
 from rankscope_server.diagnose.shared.gaps import without_calls
 from rankscope_server.diagnose.straggler.case import Case, finding_of, name_of
-from rankscope_server.diagnose.straggler.cause import MORE_WORK, Suspect, cause_of
+from rankscope_server.diagnose.straggler.cause import Suspect, cause_of
 from rankscope_server.diagnose.straggler.events import (
     each_proved,
     events_of,
@@ -28,6 +28,7 @@ from rankscope_server.diagnose.straggler.other_references import (
 from rankscope_server.diagnose.straggler.short_recording import slow_in_most
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Finding, Severity, ran, skipped
+from rankscope_server.findings.kinds import MORE_WORK
 from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.severity import severity_of_cost
 from rankscope_server.findings.statistics import median, middle
