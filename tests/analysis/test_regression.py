@@ -327,6 +327,42 @@ def test_the_step_of_a_change_is_the_same_when_it_has_left_the_table() -> None:
     assert {onset for onset, _ in said} == {701}
 
 
+def said_with_tokens(step_ms: np.ndarray, tokens: np.ndarray) -> list[str]:
+    """Return which findings there are where each rank reports its tokens, steps x ranks."""
+    state = run(step_ms, step_ms * 0.7, ())
+    for step, of_ranks in enumerate(tokens, 1):
+        for rank, count in enumerate(of_ranks):
+            state.apply_record(schema.Metrics(
+                attempt=0, rank=rank, time_ns=START_NS + step, step=step,
+                values={"tokens": float(count)},
+            ))  # fmt: skip
+    return [finding.kind for finding in found_in(state)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lengths_that_vary_hide_no_slowdown(seed: int) -> None:
+    """Their medians differ by chance, and a little more of them is not all that it takes longer."""
+    chance = np.random.default_rng(seed)
+    tokens = 1000.0 * np.exp(chance.normal(0, 0.2, (1600, 4)))
+    times = times_of(seed, 1600) * tokens.max(axis=1) / 250.0
+    assert said_with_tokens(times, tokens) == []
+    times[600:] *= 1.4
+    assert said_with_tokens(times, tokens) == ["slowdown"]
+    tokens[700:] *= 1.05
+    assert said_with_tokens(times, tokens) == ["slowdown"]
+
+
+@pytest.mark.parametrize("onset", [600, 1000, 1400])
+def test_more_tokens_take_longer_and_are_no_slowdown(onset: int) -> None:
+    """Also where both came before the newest steps, of which the tokens are known."""
+    grown = np.where(np.arange(1600) < onset, 1.0, 1.5)
+    tokens = np.full((1600, 4), 1000.0) * grown[:, None]
+    assert said_with_tokens(5 * times_of(1, 1600) * grown, tokens) == []
+    ramp = 1 + np.clip(np.arange(1600) - 100, 0, None) / 3000
+    tokens = np.full((1600, 4), 1000.0) * ramp[:, None]
+    assert said_with_tokens(5 * times_of(1, 1600) * ramp, tokens) == []
+
+
 def test_scaled_times_give_the_same_finding() -> None:
     times = times_of(5, 1200)
     times[700:] *= 1.1

@@ -342,7 +342,8 @@ def test_the_ratio_said_is_that_of_both_times_said() -> None:
         slow, onset, extra = draw(seed)
         finding = the_straggler(job(seed, slow, onset, extra, "forward").items(), slow)
         mine, usual = (
-            float(ms) for ms in re.findall(r"works ([\d.]+) ms .*? against ([\d.]+) ms", finding.why)[0]
+            float(ms)
+            for ms in re.findall(r"works ([\d.]+) ms .*? against ([\d.]+) ms", finding.why)[0]
         )
         said = float(re.findall(r"is ([\d.]+)\N{MULTIPLICATION SIGN} slower", finding.what)[0])
         assert abs(said - mine / usual) <= 0.05 + 1.0 / usual, finding.what

@@ -444,6 +444,7 @@ class Policy:
     slowdown_seconds: float = 120.0
     slowdown_before_blocks: int = 2  # how the job was
     slowdown_near_steps: int = 200  # on each side of the change, that are compared
+    tokens_least_steps: int = 12  # on each side: fewer are no sample of how long batches are
     # A job that is so much slower for so long is not healthy, whatever the reason.
     rise_block: int = 10
     rise_block_seconds: float = 2.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ from rankscope_server.findings.text import (
 from rankscope_server.observe.baseline import MAX_TIMES, PHASES, RunSummary, mann_whitney_p
 from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.environment_rules import kind_of, level_of
+from rankscope_server.observe.number_table import HEAD
 from rankscope_server.observe.step_table import PAST_BLOCKS, StepTable
 
 _WITHIN = "within"  # the name of the finding on a change within the run
@@ -76,9 +77,8 @@ class Regression:
         policy = window.policy
         now = summary_of(window)
         steps, times = steady(window)
-        has_other_lengths = _other_lengths(window, steps)
-        past = past_of(window.steps)
-        rise = "" if has_other_lengths else rise_of(past, steps, times, policy)
+        past, has_more = past_of(window.steps), Tokens.of(window).explain
+        rise = rise_of(past, steps, times, policy, has_more)
         if now is None and not rise:
             return skipped(self, f"needs {policy.steady_steps} steady steps", "wait")
         if now is None:
@@ -88,8 +88,8 @@ class Regression:
         slower = slower_than(now, earlier, policy)
         if slower is not None:
             findings.append(regression_finding(window, slower))
-        slowdown = None if has_other_lengths else slowdown_of(steps, times, policy, past)
-        if slowdown is not None:
+        slowdown = slowdown_of(steps, times, policy, past)
+        if slowdown is not None and not has_more(slowdown.step, slowdown.rise):
             findings.append(slowdown_finding(window, _since_before(window, slowdown)))
         note = "" if earlier else "no earlier run with this command to compare with"
         checked = () if findings or not earlier else (f"step time of {len(earlier)} earlier runs",)
@@ -187,14 +187,39 @@ def _changed(then: RunSummary, now: RunSummary) -> tuple[tuple[str, str, str], .
     return tuple(sorted(found, key=lambda one: (kind_of(one[0]) != "version", one[0])))
 
 
-def _other_lengths(window: Window, steps: Array) -> bool:
-    """Return whether the tokens of a step changed over the run: then its time may, too."""
-    tokens = window.facts.numbers.typical("tokens")[1]
-    if len(tokens) < 8:
-        return False
-    half = len(tokens) // 2
-    early, late = float(np.median(tokens[:half])), float(np.median(tokens[half:]))
-    return abs(late / max(early, 1e-9) - 1.0) > 0.01
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """How many tokens a rank is given in a step, the median over ranks; of the first and newest."""
+
+    steps: Array
+    tokens: Array
+    policy: Policy
+
+    @classmethod
+    def of(cls, window: Window) -> Tokens:
+        """Read what is known."""
+        numbers = window.facts.numbers
+        steps = sorted({*numbers.head("tokens"), *numbers.steps("tokens")})
+        tokens = median(numbers.matrix("tokens", steps), 0) if steps else np.zeros(0)
+        known = ~np.isnan(tokens)
+        return cls(np.array(steps, int)[known], tokens[known], window.policy)
+
+    def explain(self, step: int, rise: float) -> bool:
+        """Return whether most of a rise of the time since a step is more tokens since then.
+
+        Where too few steps are known on one side of it, as of a gradual rise, the first ones that
+        are known are compared with the newest.
+        """
+        at, fewest = int(np.searchsorted(self.steps, step)), self.policy.tokens_least_steps
+        if len(self.steps) < 2 * fewest:
+            return False
+        before, since = self.tokens[:at], self.tokens[at:]
+        if min(len(before), len(since)) < fewest:
+            num = min(HEAD, len(self.steps) // 2)
+            before, since = self.tokens[:num], self.tokens[-num:]
+        least = self.policy.min_explained_share * np.log1p(rise)
+        change = np.log(max(float(np.median(since)), 1e-9) / max(float(np.median(before)), 1e-9))
+        return bool(change >= least) and (mann_whitney_p(before, since) < self.policy.regression_p)
 
 
 def past_of(table: StepTable) -> Array:
@@ -333,12 +358,23 @@ def _turning_step(logs: Array, near: int, reach: int, before: float, after: floa
     return first + int(np.argmin(np.concatenate([[0.0], np.cumsum(worse)])))
 
 
-def rise_of(past: Array, steps: Array, times: Array, policy: Policy) -> str:
+def _never(_step: int, _rise: float) -> bool:
+    return False
+
+
+def rise_of(
+    past: Array,
+    steps: Array,
+    times: Array,
+    policy: Policy,
+    is_explained: Callable[[int, float], bool] = _never,
+) -> str:
     """Return since when the whole job takes much longer than before, in words; empty: it does not.
 
     Means of short blocks, as one long step in ten costs as much as ten that are a little longer;
     medians too where all blocks are at hand, as a single pause lifts the mean of a block before.
-    `past` are blocks of the steps before.
+    `past` are blocks of the steps before; `is_explained` says whether a rise since a step is
+    accounted for.
     """
     parts = _parts(times, policy)
     if not parts:
@@ -361,6 +397,8 @@ def rise_of(past: Array, steps: Array, times: Array, policy: Policy) -> str:
             if first >= steps[0] and is_usual:  # else some long steps among many as before
                 reach, logs = int(2 * blocks[since, 1]), np.log(np.fmax(times, 1e-6))
                 first = steps[_turning_step(logs, near, reach, np.log(before), np.log(after))]
+            if is_explained(int(first), after / before - 1.0):
+                continue
             return (
                 f"since about step {int(first):,} a step takes {times_text(after / before)} as "
                 f"long as before ({ms_text(after)}, {ms_text(before)} before), and why is not known"
