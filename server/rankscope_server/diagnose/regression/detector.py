@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -77,7 +78,7 @@ class Regression:
         policy = window.policy
         now = summary_of(window)
         steps, times = steady(window)
-        past, has_more = past_of(window.steps), Tokens.of(window).explain
+        past, has_more = past_of(window.steps), partial(_has_more_tokens, window)
         rise = rise_of(past, steps, times, policy, has_more)
         if now is None and not rise:
             return skipped(self, f"needs {policy.steady_steps} steady steps", "wait")
@@ -187,39 +188,38 @@ def _changed(then: RunSummary, now: RunSummary) -> tuple[tuple[str, str, str], .
     return tuple(sorted(found, key=lambda one: (kind_of(one[0]) != "version", one[0])))
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """How many tokens a rank is given in a step, the median over ranks; of the first and newest."""
+def _tokens_of(window: Window) -> tuple[Array, Array]:
+    """Return of which steps it is known how many tokens a rank was given, first and newest ones.
 
-    steps: Array
-    tokens: Array
-    policy: Policy
+    And how many, the median over ranks.
+    """
+    numbers = window.facts.numbers
+    newest, recent, _ = numbers.typical("tokens")
+    first = [step for step in numbers.head("tokens") if not len(newest) or step < newest[0]]
+    early = median(numbers.matrix("tokens", first), 0) if first else np.zeros(0)
+    steps, tokens = np.concatenate([np.array(first, int), newest]), np.concatenate([early, recent])
+    known = ~np.isnan(tokens)
+    return steps[known], tokens[known]
 
-    @classmethod
-    def of(cls, window: Window) -> Tokens:
-        """Read what is known."""
-        numbers = window.facts.numbers
-        steps = sorted({*numbers.head("tokens"), *numbers.steps("tokens")})
-        tokens = median(numbers.matrix("tokens", steps), 0) if steps else np.zeros(0)
-        known = ~np.isnan(tokens)
-        return cls(np.array(steps, int)[known], tokens[known], window.policy)
 
-    def explain(self, step: int, rise: float) -> bool:
-        """Return whether most of a rise of the time since a step is more tokens since then.
+def _has_more_tokens(window: Window, step: int, rise: float) -> bool:
+    """Return whether most of a rise of the time since a step is more tokens since then.
 
-        Where too few steps are known on one side of it, as of a gradual rise, the first ones that
-        are known are compared with the newest.
-        """
-        at, fewest = int(np.searchsorted(self.steps, step)), self.policy.tokens_least_steps
-        if len(self.steps) < 2 * fewest:
-            return False
-        before, since = self.tokens[:at], self.tokens[at:]
-        if min(len(before), len(since)) < fewest:
-            num = min(HEAD, len(self.steps) // 2)
-            before, since = self.tokens[:num], self.tokens[-num:]
-        least = self.policy.min_explained_share * np.log1p(rise)
-        change = np.log(max(float(np.median(since)), 1e-9) / max(float(np.median(before)), 1e-9))
-        return bool(change >= least) and (mann_whitney_p(before, since) < self.policy.regression_p)
+    Where too few steps are known on one side of it, as of a gradual rise, the first ones that are
+    known are compared with the newest.
+    """
+    policy = window.policy
+    steps, tokens = _tokens_of(window)
+    at, fewest = int(np.searchsorted(steps, step)), policy.tokens_least_steps
+    if len(steps) < 2 * fewest:
+        return False
+    before, since = tokens[:at], tokens[at:]
+    if min(len(before), len(since)) < fewest:
+        num = min(HEAD, len(steps) // 2)
+        before, since = tokens[:num], tokens[-num:]
+    change = np.log(max(float(np.median(since)), 1e-9) / max(float(np.median(before)), 1e-9))
+    is_most = bool(change >= policy.min_explained_share * np.log1p(rise))
+    return is_most and mann_whitney_p(before, since) < policy.regression_p
 
 
 def past_of(table: StepTable) -> Array:
