@@ -372,3 +372,44 @@ def test_most_of_a_role_stays_slow_when_the_steps_before_have_left() -> None:
         assert look.verdict.ranks == (0, 1, 2, 3)
         assert look.verdict.onset_step == 1001
         assert "since step 1,001" in look.answer.text
+
+
+@pytest.mark.parametrize(("on", "period"), [(20, 60), (20, 100), (10, 40), (30, 80), (15, 30)])
+def test_a_rank_that_is_slow_now_and_then_is_not_called_healthy(on: int, period: int) -> None:
+    own_ms = noisy_work(8, 1500, seed=6)
+    is_slow = (np.arange(1500) >= 200) & ((np.arange(1500) - 200) % period < on)
+    own_ms[5, is_slow] *= 1.35
+    cost = 1 - (np.delete(own_ms, 5, 0).max(0) / own_ms.max(0)).mean()
+    for look in watched(own_ms, range(700, 1500, 50)):
+        assert look.answer.state == "unknown", look.answer.text
+        (slow,) = (finding for finding in look.findings if finding.detector == "straggler")
+        assert (slow.severity, slow.state) == ("info", "open")
+        assert slow.onset_step is not None
+        assert abs(slow.onset_step - 201) <= 3
+        assert slow.cost_throughput_ratio == pytest.approx(cost, abs=0.035)
+
+
+def test_long_stretches_are_one_finding_by_what_they_cost_together() -> None:
+    """A third of the time, 90 steps each: also between them the rank is named."""
+    own_ms = noisy_work(8, 1800, seed=6)
+    is_slow = (np.arange(1800) >= 200) & ((np.arange(1800) - 200) % 280 < 90)
+    own_ms[5, is_slow] *= 1.4
+    looks = watched(own_ms, range(1000, 1800, 100))
+    for look in looks:
+        assert look.verdict is not None
+        assert look.verdict.ranks == (5,)
+        assert look.verdict.onset_step == 201
+        assert "% of the steps since step 201" in look.answer.text
+        assert look.verdict.cost_throughput_ratio == pytest.approx(0.09, abs=0.025)
+    assert "6 such stretches" in looks[-1].answer.detail
+
+
+def test_a_rank_that_was_slow_twice_has_recovered_when_that_is_long_ago() -> None:
+    own_ms = noisy_work(8, 3000, seed=6)
+    own_ms[5, 200:400] *= 1.4
+    own_ms[5, 700:900] *= 1.4
+    (look,) = watched(own_ms, [2900])
+    assert look.verdict is None
+    (slow,) = (finding for finding in look.findings if finding.ranks == (5,))
+    assert (slow.state, slow.onset_step, slow.ended_step) == ("recovered", 201, 900)
+    assert "in 57 % of the steps from step 201 to step 900" in slow.what

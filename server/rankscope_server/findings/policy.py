@@ -49,6 +49,12 @@ class Policy:
     scatter_steps: int = 512
     # Stretches at most one long window apart are one episode if they are about equally bad.
     same_size_share: float = 0.6
+    # Stretches of one rank recur from the third on, or where each would be accused alone; not where
+    # one is most of the time. They are not over while they cost enough of so many newest steps,
+    # twice those that give a cost.
+    recurring_least: int = 3
+    recurring_most_share: float = 0.6
+    recurring_steps: int = 1024
     min_episode_steps: int = 3  # shorter events are dropped
     # An accusation above info needs one long window of bad steps *and* this much time: bursts of
     # other work on a shared host hit one rank for seconds, and two of them may follow each other.

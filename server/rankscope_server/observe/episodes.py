@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.formulas import MEDIAN_SCATTER, outlier_cut
 from rankscope_server.findings.policy import Policy
@@ -60,14 +59,16 @@ class Levels:
 
 
 def entry_levels(
-    view: View, peers: NDArray[np.bool_], first_column: int, num_steps: int, policy: Policy
+    view: View, deviation: Deviation, first_column: int, num_steps: int, policy: Policy
 ) -> Levels:
     """Return where an episode begins: max(floor, z x scatter of the rolling median).
 
     The scatter of a median of W independent steps is 1.25 sigma / sqrt(W). Steps on a shared host
     are not independent, so the scatter of the rolling medians is also measured directly, and the
-    larger of both counts. z is that of the number of windows that are looked at.
+    larger of both counts; where there are peers that of a usual one, as a row that is slow now and
+    then would be measured by itself. z is that of the number of windows that are looked at.
     """
+    peers = deviation.peers
     begin = max(first_column, view.raw.shape[1] - policy.scatter_steps)
     sigma = _pooled(scatter(view.raw[:, begin:]))
     levels, slow = {}, sigma
@@ -77,7 +78,8 @@ def entry_levels(
         (policy.long_window, view.long),
     ):
         noise = sigma * MEDIAN_SCATTER / np.sqrt(window)
-        slow = np.fmax(noise, _pooled(_slow_scatter(medians[:, begin:], window)))
+        own = _pooled(_slow_scatter(medians[:, begin:], window))
+        slow = np.fmax(noise, _of_peers(own, deviation))
         reference = sigma * MEDIAN_SCATTER / np.sqrt(policy.baseline_steps)
         reference[peers] = 0.0
         cut = outlier_cut(len(VIEWS) * len(sigma) * num_steps / window)
@@ -97,6 +99,15 @@ def _slow_scatter(medians: Array, window: int) -> Array:
     return np.where(is_short, others, sigma)
 
 
+def _of_peers(sigma: Array, deviation: Deviation) -> Array:
+    """Return the scatter of each row, where it has peers the median of its role."""
+    usual = sigma.copy()
+    for rows in deviation.rows_by_role():
+        if deviation.peers[rows].all():
+            usual[rows] = median(sigma[rows])
+    return usual
+
+
 def _pooled(sigma: Array) -> Array:
     """Return each row's scatter, not below the median of all: a short record may look calm."""
     return np.fmax(sigma, median(sigma)) if len(sigma) else sigma
@@ -111,7 +122,7 @@ def find_episodes(deviation: Deviation, num_steps: int, policy: Policy) -> list[
         view = every if seen.all() else every.only(seen)
         if not _may_enter(view, first_column, policy):
             continue
-        levels = entry_levels(view, deviation.peers, first_column, num_steps, policy)
+        levels = entry_levels(view, deviation, first_column, num_steps, policy)
         found += _episodes_in(name, view, levels, first_column, policy)
     # A few steps in a phase that is calm otherwise are strong, but must not hide the long episode.
     main = [

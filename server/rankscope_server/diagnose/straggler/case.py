@@ -30,6 +30,15 @@ from rankscope_server.observe.stack_samples import StackDifference
 _MAX_RATIOS = 4  # in one sentence
 
 
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """How often ranks are slow, and what that costs of the time since the first stretch."""
+
+    num_stretches: int
+    steps_share: float  # of the steps since then
+    cost: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """Ranks that one cause makes slow, with all that is known of it."""
@@ -56,8 +65,14 @@ class Case:
     share: float = 1.0  # its part of what it and its company cost together
     cost_text: str = ""  # how the cost was found
     cause: SlowCause | None = None  # what a second signal proves
+    recurrence: Recurrence | None = None  # the other fields are of the newest stretch
     # a healthy rank, and where this one is and it is not, by stacks of both
     apart: tuple[int, StackDifference] | None = None
+
+    @property
+    def whole_cost(self) -> float:
+        """Return the share of throughput lost since the onset."""
+        return self.cost.ratio if self.recurrence is None else self.recurrence.cost
 
 
 def name_of(case: Case) -> str:
@@ -77,7 +92,7 @@ def finding_of(window: Window, case: Case) -> Finding:
         onset_step=None if case.is_throughout else case.onset_step,
         onset_ms=None if case.is_throughout else case.onset_ms,
         ended_step=case.ended_step,
-        cost=case.cost.ratio,
+        cost=case.whole_cost,
         confidence=(confidence, reasons),
         what=_what(window, case) + _as_well(case),
         why=_why(window, case),
@@ -102,18 +117,20 @@ def _ratios_text(case: Case, policy: Policy = POLICY) -> str:
     ratios = [case.ratios.get(rank, case.ratio) for rank in case.ranks]
     if len(ratios) > _MAX_RATIOS or max(ratios) <= policy.alike_ratio * min(ratios):
         excess = case.excess
-        known = excess.own_ms > excess.reference_ms > 0
+        known = len(ratios) == 1 and excess.own_ms > excess.reference_ms > 0
         return ratio_text(excess.own_ms / excess.reference_ms if known else case.ratio)
     words = [ratio_text(ratio) for ratio in ratios]
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _since(case: Case) -> str:
+    again = case.recurrence
     if case.is_throughout and case.ended_step is None:
         return f"in all {case.columns.stop - case.columns.start} steps compared"
+    share = "" if again is None else f"in {percent_text(again.steps_share)} of the steps "
     if case.ended_step is None:
-        return f"since step {case.onset_step:,}"
-    return f"from step {case.onset_step:,} to step {case.ended_step:,}"
+        return f"{share}since step {case.onset_step:,}"
+    return f"{share}from step {case.onset_step:,} to step {case.ended_step:,}"
 
 
 def _what(window: Window, case: Case) -> str:
@@ -169,14 +186,25 @@ def _why(window: Window, case: Case) -> str:
         f". The job's step takes {ms_text(cost.step_now_ms)}{before}, about "
         f"{ms_text(cost.step_now_ms * (1 - cost.ratio / case.share))} without {without}"
     )
-    hours = rank_hours_per_day(window.world_size, cost.ratio)
+    hours = rank_hours_per_day(window.world_size, case.whole_cost)
     verb = "lost" if case.ended_step is not None else "lose"
     return (
         f"{text}: {window.world_size} ranks {verb} "
-        f"{percent_text(cost.ratio)} of their throughput, {hours_text(hours)} a day"
+        f"{percent_text(cost.ratio)} of their throughput{_often_text(case)}, "
+        f"{hours_text(hours)} a day"
         + _share_text(case)
         + (f" ({case.cost_text})" if case.cost_text else "")
         + _slowdown_text(window)
+    )
+
+
+def _often_text(case: Case) -> str:
+    again = case.recurrence
+    if again is None:
+        return ""
+    return (
+        f" meanwhile, {percent_text(again.cost)} of that of all the time, with what is between "
+        f"{again.num_stretches} such stretches"
     )
 
 
@@ -299,6 +327,14 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
             f"steps in {seconds_text(case.seconds)} are slow by at least half of it"
         )
     )
+    if case.recurrence is not None:
+        facts.append(
+            Evidence(
+                f"It was so {case.recurrence.num_stretches} times, last from step "
+                f"{int(window.steps.steps[case.columns.start]):,} to step "
+                f"{int(window.steps.steps[case.columns.stop - 1]):,}"
+            )
+        )
     if case.company:
         facts.append(Evidence(f"Meanwhile {_others(case)} slower than usual too"))
     return tuple(facts)
