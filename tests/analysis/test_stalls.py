@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,49 @@ def test_a_few_long_stalls_are_named_among_many_small_ones_of_all(seed: int) -> 
     assert (found.kind, found.ranks, found.severity) == ("slow_compute", (1,), "critical")
     assert found.onset_step == 61
     assert found.cost_throughput_ratio == pytest.approx(60 / 180, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "every", "extra_ms"), [(8, 100, 3000.0), (8, 200, 6000.0), (64, 100, 3000.0)]
+)
+def test_a_few_stalls_of_one_rank_are_named_where_each_is_long(
+    ranks: int, every: int, extra_ms: float
+) -> None:
+    """Six or seven of them in the steps that are looked at: on one rank that is no chance."""
+    steps = 1400
+    hit = (np.arange(steps) >= 100) & (np.arange(steps) % every == every - 1)
+
+    def rare(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(hit & (rank == 0), extra_ms, 0.0), np.zeros(steps)
+
+    (found,) = findings(rare, ranks=ranks, noise=0.05, steps=steps)
+    assert (found.kind, found.ranks, found.severity) == ("slow_compute", (0,), "critical")
+    numbers = np.flatnonzero(hit) + 1
+    newest = numbers[numbers > steps - 512]
+    assert found.onset_step == (newest[0] if len(newest) >= 6 else numbers[0])
+    stalls_ms, one_in = re.findall(r"stalls for (\d+) ms in one step in (\d+) since", found.what)[0]
+    assert float(stalls_ms) == pytest.approx(extra_ms, rel=0.01)
+    assert float(one_in) == pytest.approx(every, rel=0.2)
+    assert found.cost_throughput_ratio == pytest.approx(
+        extra_ms / every / (extra_ms / every + 95), abs=0.06
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rare_long_stalls_of_any_rank_accuse_none(seed: int) -> None:
+    """Each step in 25 one of 8 ranks, drawn at random, takes 3 s longer; or one for a minute."""
+    chance, steps = np.random.default_rng(seed), 2000
+    who = np.where(np.arange(steps) % 25 == 0, chance.integers(0, 8, steps), -1)
+    minute = (np.arange(steps) % 10 == 0) & (np.abs(np.arange(steps) - 1200) < 35)
+
+    def at_random(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(who == rank, 3000.0, 0.0), np.zeros(steps)
+
+    def once(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(minute & (rank == seed % 8), 3000.0, 0.0), np.zeros(steps)
+
+    for shape in (at_random, once):
+        assert findings(shape, ranks=8, noise=0.05, steps=steps) == []
 
 
 @pytest.mark.parametrize("seed", range(10))

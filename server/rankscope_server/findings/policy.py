@@ -126,6 +126,10 @@ class Policy:
     # Above info without a second signal: stalls of 2.5 times the reference alone stand out (other
     # work takes a rank to 1.6 times, see above), which none did in 1,200 simulated healthy runs.
     ln_stall_clear: float = math.log(2.5)
+    # So few of these as six are enough where they are spread over 150 steps and fall on one rank by
+    # chance in one of so many jobs; a stall of many steps' length costs much seldom as it comes.
+    stall_chance: float = 1e-4
+    stall_rare_steps: int = 2048
     # Or smaller ones are a tenth of 150 steps or more, all over them, and eight times the others'
     # worst: of 2,700 such runs four reach that in 100 steps, none in 150.
     stall_sure_steps: int = 150

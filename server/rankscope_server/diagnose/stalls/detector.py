@@ -7,7 +7,8 @@ Pauses of Python's collector are measured by the agent and need no guess.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -24,8 +25,9 @@ from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.severity import severity_of_cost
 from rankscope_server.findings.statistics import Array, median, scatter
 from rankscope_server.observe.deviation import Deviation, deviation_of
-from rankscope_server.observe.step_table import OWN_PHASES
+from rankscope_server.observe.step_table import OWN_PHASES, StepTable
 
+_MAX_CELLS = 1 << 22  # of ranks and steps, that a longer look back reads
 _PHASES = tuple(phase for phase in OWN_PHASES if phase != "data")  # waiting for data: data-loading
 
 
@@ -42,8 +44,8 @@ class Stalls:
         "for the kind"
     )
     silent: ClassVar[str] = (
-        "fewer than six stalls; other ranks stall a third as often; the rank is slow in every "
-        "step: see `straggler`"
+        "fewer than six stalls in the newest 512 steps, of long ones in 2,048; other ranks stall a "
+        "third as often; the rank is slow in every step: see `straggler`"
     )
 
     def look(self, window: Window) -> DetectorResult:
@@ -57,9 +59,27 @@ class Stalls:
         columns = first + np.flatnonzero(np.any(~np.isnan(deviation.own.raw[:, first:]), axis=0))
         if len(columns) < policy.min_steps:
             return skipped(self, f"needs {policy.min_steps} steps beyond the warm-up", "wait")
-        work = Work.of(window, deviation, columns)
-        cases = [_since_before(window, case) for case in _cases(work, policy)]
+        cases = list(_cases(Work.of(window, deviation, columns), policy))
+        longer = _longer(table, deviation, policy)
+        if len(longer):
+            named = {table.row_of[case.rank] for case in cases if case.rank is not None}
+            cases += _of_some_steps(Work.of(window, deviation, longer), named, policy, rare=True)
+        cases = [_since_before(window, case) for case in cases]
         return ran(self, [finding_of(window, case) for case in cases])
+
+
+def _longer(table: StepTable, deviation: Deviation, policy: Policy) -> NDArray[np.intp]:
+    """Return columns, further back, in which a row may stall seldom and for long; mostly none."""
+    most = max(
+        policy.stall_steps, min(policy.stall_rare_steps, _MAX_CELLS // max(1, len(table.ranks)))
+    )
+    first = max(deviation.first_column, table.num_steps - most)
+    raw = deviation.own.raw[:, first:]
+    with np.errstate(invalid="ignore"):
+        far = np.count_nonzero(raw > policy.ln_stall_clear, axis=1)
+    if table.num_steps - first <= policy.stall_steps or not np.any(far >= policy.stall_least):
+        return np.zeros(0, np.intp)
+    return first + np.flatnonzero(np.any(~np.isnan(raw), axis=0))
 
 
 def _since_before(window: Window, case: Stalling) -> Stalling:
@@ -152,9 +172,16 @@ def _cases(work: Work, policy: Policy) -> Iterator[Stalling]:
         if case is not None and case.limit and found.row not in paused:
             paused.add(found.row)
             yield case
+    yield from _of_some_steps(work, paused, policy)
+
+
+def _of_some_steps(
+    work: Work, named: Collection[int], policy: Policy, *, rare: bool = False
+) -> Iterator[Stalling]:
+    """Yield rows that stall while their other steps are usual; of rare stalls the clear ones."""
     for found in _stalling(work, policy):
         row, hits = found.row, found.hits
-        if row in paused:
+        if row in named or (rare and not found.is_clear):
             continue
         without = _without(work, found)
         case = _case(work, found, without, policy)
@@ -210,10 +237,11 @@ def _stalling(work: Work, policy: Policy) -> Iterator[_Row]:
     beyond = policy.stall_sigmas * np.fmax(sigma, median(sigma))
     stalls = _beyond(work, policy.ln_stall_floor, beyond)
     clear = _beyond(work, policy.ln_stall_clear, beyond)
-    by_all, by_clear = dict(_stand_out(stalls, policy)), dict(_stand_out(clear, policy))
+    by_all = dict(_stand_out(stalls, policy))
+    by_clear = dict(_stand_out(clear, policy, are_clear=True))
     for row, worst in (by_clear | by_all).items():
         hits = _apart(work, stalls if row in by_all else clear, row)
-        if row in dict(_stand_out(hits, policy)):
+        if row in dict(_stand_out(hits, policy, are_clear=row not in by_all)):
             yield _Row(row, worst, hits[row], row in by_clear)
 
 
@@ -251,11 +279,15 @@ def _times(hits: NDArray[np.bool_]) -> Array:
     return times
 
 
-def _stand_out(hits: NDArray[np.bool_], policy: Policy) -> Iterator[tuple[int, int]]:
+def _stand_out(
+    hits: NDArray[np.bool_], policy: Policy, *, are_clear: bool = False
+) -> Iterator[tuple[int, int]]:
     """Yield (row, stalls of the worst other) of rows that stall more often than chance allows.
 
     Counts of two rows differ by more than chance where (a - b) / sqrt(a + b) exceeds the cut
-    (both Poisson). A fault on more ranks than the global share at once is no rank's.
+    (both Poisson). Clear ones, that no burst of other work reaches, fall on any row alike: fewer of
+    them are no chance where nearly all fall on one. A fault on more ranks than the global share at
+    once is no rank's.
     """
     times = _times(hits).astype(float)
     cut = outlier_cut(len(times))
@@ -266,8 +298,24 @@ def _stand_out(hits: NDArray[np.bool_], policy: Policy) -> Iterator[tuple[int, i
         mine = float(times[row])
         if mine < policy.stall_least or mine < policy.stall_multiple * worst:
             continue
-        if (mine - worst) / np.sqrt(mine + worst) > cut:
+        is_rare = are_clear and _is_no_chance(
+            hits[row], int(mine), int(times.sum()), policy, len(times)
+        )
+        if is_rare or (mine - worst) / np.sqrt(mine + worst) > cut:
             yield int(row), int(worst)
+
+
+def _is_no_chance(
+    hits: NDArray[np.bool_], mine: int, total: int, policy: Policy, num_rows: int
+) -> bool:
+    """Return whether so many of all stalls hardly fall on any one of the rows by chance.
+
+    At most rows * C(total, mine) / rows^mine. They must not follow each other in a bad minute.
+    """
+    at = np.flatnonzero(hits)
+    ln_chance = np.log(num_rows) + math.log(math.comb(total, mine)) - mine * np.log(num_rows)
+    is_spread = int(at[-1] - at[0]) >= policy.stall_sure_steps
+    return is_spread and bool(ln_chance <= np.log(policy.stall_chance))
 
 
 def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling | None:
