@@ -49,6 +49,11 @@ class Excess:
         """Return the excess of the whole step."""
         return self.own_ms - self.reference_ms
 
+    def ratio_or(self, otherwise: float) -> float:
+        """Return self time / reference where the rank is slower by that, else `otherwise`."""
+        is_slower = self.own_ms > self.reference_ms > 0
+        return self.own_ms / self.reference_ms if is_slower else otherwise
+
     @property
     def scale(self) -> float:
         """Return what its work times this would be its reference, at most 1."""

@@ -57,7 +57,7 @@ class Case:
     has_peers: bool
     num_peers: int  # of one of these ranks
     excess: Excess
-    ratio: float  # self time / reference, median over the episode; of the worst rank
+    ratio: float  # self time / reference of the worst rank; of one alone, of its `excess`
     cost: Cost
     company: Mapping[int, float]  # other ranks that are slow meanwhile, and reference / self time
     severity: Severity
@@ -116,9 +116,7 @@ def _ratios_text(case: Case, policy: Policy = POLICY) -> str:
     """Return by how much they are slower: of each, where that is not about the same."""
     ratios = [case.ratios.get(rank, case.ratio) for rank in case.ranks]
     if len(ratios) > _MAX_RATIOS or max(ratios) <= policy.alike_ratio * min(ratios):
-        excess = case.excess
-        known = len(ratios) == 1 and excess.own_ms > excess.reference_ms > 0
-        return ratio_text(excess.own_ms / excess.reference_ms if known else case.ratio)
+        return ratio_text(case.ratio)
     words = [ratio_text(ratio) for ratio in ratios]
     return f"{', '.join(words[:-1])} and {words[-1]}"
 

@@ -209,7 +209,7 @@ def _case_of_split(
             cost = replace(joint, ratio=joint.ratio * share, sure=joint.sure * share)
     if not cost.sure >= policy.cost_silent_ratio:
         return None
-    is_lasting = lasts(table, worst, policy)
+    is_lasting, ratio = lasts(table, worst, policy), float(np.exp(whole))
     return Case(
         kind=kind,
         ranks=tuple(sorted(table.ranks[episode.row] for episode in event)),
@@ -224,7 +224,7 @@ def _case_of_split(
         has_peers=bool(deviation.peers[worst.row]),
         num_peers=sum(role == deviation.roles[worst.row] for role in deviation.roles) - 1,
         excess=excess,
-        ratio=float(np.exp(whole)),
+        ratio=excess.ratio_or(ratio) if len(event) == 1 else ratio,
         ratios=_ratios(table, deviation, event),
         cost=cost,
         company={

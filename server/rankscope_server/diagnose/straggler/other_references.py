@@ -142,6 +142,7 @@ def open_case(
     table, policy = window.steps, window.policy
     is_lasting = lasts(table, episode, policy)
     is_data = excess.by_phase["data"] > 0.5 * excess.total_ms
+    ratio = float(np.exp(episode.size))
     return Case(
         kind="slow_data" if is_data else "slow_compute",
         ranks=ranks,
@@ -156,7 +157,7 @@ def open_case(
         has_peers=has_peers,
         num_peers=num_others,
         excess=excess,
-        ratio=float(np.exp(episode.size)),
+        ratio=excess.ratio_or(ratio) if len(ranks) == 1 else ratio,
         cost=cost,
         company={},
         severity=severity_of_cost(cost.sure, policy) if is_lasting else "info",
