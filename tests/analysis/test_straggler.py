@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.shared.comparison import roles_of
+from rankscope_server.diagnose.straggler.detector import _with_memory
 from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.observe.deviation import deviation_of
 from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Machine, Op
 from tests.analysis.simulator import (
@@ -413,3 +418,23 @@ def test_a_rank_that_was_slow_twice_has_recovered_when_that_is_long_ago() -> Non
     (slow,) = (finding for finding in look.findings if finding.ranks == (5,))
     assert (slow.state, slow.onset_step, slow.ended_step) == ("recovered", 201, 900)
     assert "in 57 % of the steps from step 201 to step 900" in slow.what
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_finding_of_before_is_over_only_where_its_rank_is_no_longer_slow(is_slow: bool) -> None:
+    """Where nothing is left to compare the rank with, the last look is what is known of it."""
+    own_ms = noisy_work(4, LONG, seed=2)
+    own_ms[3, 1000:] *= 1.4
+    state = RunState("run")
+    apply(state, wide(own_ms))
+    (old,) = (f for f in state.look(START_NS + 10**12).findings if f.detector == "straggler")
+    (attempt,) = state._attempts.values()
+    rank = 3 if is_slow else 1
+    before = replace(old, onset_step=1001, ranks=(rank,), key="0/straggler/slow_compute/x")
+    window = replace(attempt.window(START_NS + 10**12), before={before.key: before})
+    deviation = deviation_of(window.steps, roles_of(window), POLICY)
+    (kept,) = _with_memory(window, deviation, "straggler", [])
+    if is_slow:
+        assert kept == before
+    else:
+        assert (kept.state, kept.ended_step) == ("recovered", int(window.steps.steps[0]))
