@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.verdict.answers import Look
-from tests.analysis.simulator import CALM, MS, START_NS, Job, apply, record
+from tests.analysis.simulator import CALM, MS, START_NS, Item, Job, apply, record
 
 ECHOES = (
     ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
@@ -48,3 +51,21 @@ def look_after(state: RunState, records: list[schema.AnyRecord], seed: int = 0) 
     for one in [*records, *records[:3]]:
         state.apply_record(one)
     return state.look(at(10_000))
+
+
+def in_attempt(number: int, items: Iterable[Item], later_ms: float) -> Iterator[Item]:
+    """Yield records and steps of a recording as those of an attempt that began so much later."""
+    by = int(later_ms * MS)
+    for arrival, what in items:
+        if not isinstance(what, tuple):
+            yield (
+                arrival + by,
+                msgspec.structs.replace(what, attempt=number, time_ns=what.time_ns + by),
+            )
+        elif what[0].kind == "steps":
+            chunk, columns = what
+            moved = msgspec.structs.replace(
+                chunk, attempt=number, time_lo_ns=chunk.time_lo_ns + by,
+                time_hi_ns=chunk.time_hi_ns + by,
+            )  # fmt: skip
+            yield arrival + by, (moved, columns | {"started_ns": columns["started_ns"] + by})

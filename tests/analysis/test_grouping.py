@@ -78,6 +78,7 @@ TABLE: list[tuple[Finding, Finding, list[dict[str, Any]], list[dict[str, Any]]]]
     (finding("crash"), finding("hang", onset_ms=1e6 - 200, **OTHER), [{"severity": "info"}],
      [{"onset_ms": 1e6 - MINUTE_MS}]),
     (finding("crash"), finding("hang", onset_ms=1e6 - 30_000), [], []),  # it failed after a while
+    (finding("crash"), finding("crash_loop"), [RECOVERED, OTHER], []),
     (finding("crash"), SOFT, [OTHER, {"onset_ms": 1e6 + 3 * MINUTE_MS}],
      [{"severity": "critical"}]),
     (finding("crash"), finding("slow_compute", severity="warning", onset_step=99), [],

@@ -264,6 +264,7 @@ const KINDS = {
   server_bottleneck: 'Parameter servers are the bottleneck',
   hot_shard: 'One parameter shard gets most requests',
   goodput: 'Where the time went',
+  crash_loop: 'Attempts fail alike',
   slow_checkpoint: 'Slow checkpoints',
   checkpoint_interval: 'Checkpoints badly spaced',
   lone_evaluation: 'One rank evaluates, the others wait',

@@ -208,6 +208,10 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     Kind("goodput", "Where the time went", ("goodput",),
          "so much of the ranks' time went into steps that were kept, and where the rest went",
          _INFO),
+    Kind("crash_loop", "Attempts fail alike", ("goodput",),
+         "attempts in a row failed of the same rank, or by the same error, and none got further "
+         "since; its cost is what restarts and steps done again take",
+         "warning; critical from 10 % of the time", True),
     Kind("slow_checkpoint", "Slow checkpoints", ("goodput",),
          "saving takes so much of the time", "warning from 10 % of the time, else info", True),
     Kind("checkpoint_interval", "Checkpoints badly spaced", ("goodput",),

@@ -422,6 +422,8 @@ class Policy:
     own_failures: int = 3
     # Detect, restart and reload where this run never did it.
     restart_seconds: float = 300.0
+    # One failure may be chance. Two in a row of the same rank, or by the same error, are not.
+    loop_attempts: int = 2
     # Of saves the last few are compared with those before; twice is another disk.
     recent_saves: int = 3
     slow_save_ratio: float = 2.0

@@ -201,6 +201,11 @@ def _left_behind(crash: Finding, hang: Finding) -> bool:
     return _same_ranks(crash, hang) or (after_ms is not None and after_ms >= -_SLACK_MS)
 
 
+def _once_more(stop: Finding, loop: Finding) -> bool:
+    """The attempt of now failed as those before it."""
+    return stop.state == "open" and (not loop.ranks or _all_ranks(stop, loop))
+
+
 def _does_not_run(stopped: Finding, effect: Finding) -> bool:
     return _is_sure(stopped) and _all_ranks(stopped, effect) and _same_time(stopped, effect)
 
@@ -290,6 +295,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(_ENDS, ("hang",), "the same rank, or the hang began when it ended", _left_behind),
     Rule(_ENDS, _GPU_FAULTS, "the driver reports the program's own error", _reported_after),
+    Rule(_STOPS, ("crash_loop",), "this attempt failed as those before it", _once_more),
     Rule(_STOPS, ("straggler",), "the slow steps are the last ones before the stop", _last_steps),
     Rule(("nan",), (*_TRAINING, "outliers", "replicas"), "NaN came first", _numbers),
     Rule(

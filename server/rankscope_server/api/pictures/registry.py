@@ -134,6 +134,7 @@ PICTURES: dict[str, tuple[Source, ...]] = {
     "server_bottleneck": (_ROLES,),
     "hot_shard": (Source(shards, "no totals of parameter shards are stored"),),
     "goodput": (Source(ledger, "what the run cost is not known"),),
+    "crash_loop": (Source(ledger, "what the run cost is not known"),),
     "slow_checkpoint": (_SAVES, _OWN),
     "checkpoint_interval": (_SAVES,),
     "lone_evaluation": (

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope_server.diagnose.goodput.checkpointing import Mtbf, daly, mtbf_of, waste
+from rankscope_server.diagnose.goodput.crash_loop import loop_finding, loop_of
 from rankscope_server.diagnose.goodput.ledger import (
     PARTS,
     Ledger,
@@ -84,8 +85,8 @@ class Goodput:
 
     name: ClassVar[str] = "goodput"
     finds: ClassVar[str] = (
-        "Where the time of a run went; checkpoints that are slow or badly spaced; ranks that "
-        "evaluate while others wait"
+        "Where the time of a run went; attempts that fail alike; checkpoints that are slow or "
+        "badly spaced; ranks that evaluate while others wait"
     )
     needs: ClassVar[str] = (
         "steps; checkpoints of torch, DCP or safetensors; of a restarted run also the script's "
@@ -103,6 +104,8 @@ class Goodput:
         if (alone := lone_evaluation_of(window)) is not None:
             findings.append(lone_evaluation_finding(window, alone))
         ledger = ledger_of(window)
+        if (loop := loop_of(window)) is not None:
+            findings.append(loop_finding(window, loop, ledger))
         lasted = 0.0 if ledger is None else ledger.wall_seconds / max(ledger.num_ranks, 1)
         if ledger is None or lasted < window.policy.ledger_min_seconds:
             need = window.policy.ledger_min_seconds
@@ -278,6 +281,8 @@ def goodput_finding(window: Window, ledger: Ledger) -> Finding:
     rest = [f"{percent_text(ledger.share(part))} {part}" for part in order
             if ledger.share(part) >= 0.005]  # fmt: skip
     restarts = ledger.num_attempts - 1
+    again = (ledger.share("restart") + ledger.share("lost work")) * bool(restarts)
+    is_costly = again > window.policy.cost_info_ratio
     why = ", ".join(rest) or "nothing else takes half a percent"
     if restarts:
         why += f"; {restarts} restart{'s' * (restarts > 1)}, {ledger.lost_steps:,} steps done again"
@@ -285,8 +290,9 @@ def goodput_finding(window: Window, ledger: Ledger) -> Finding:
     return window.finding(
         "goodput",
         "ledger",
+        cost=again if is_costly else None,
         what=f"{percent_text(ledger.share('productive'))} of the ranks' time went into computing "
-        "that is kept",
+        f"that is kept{f', {percent_text(again)} into restarts and steps done again' * is_costly}",
         why=why,
         next="Begin with the largest other part; its own finding says how"
         if rest
