@@ -45,6 +45,10 @@ GPU_OOM = finding("crash", evidence=(Evidence("torch.OutOfMemoryError: CUDA out 
 LATE_KILL = finding(
     "crash", what="Rank 3 was killed by SIGKILL", onset_ms=1e6 + 2 * MINUTE_MS, onset_step=100
 )
+GAVE_UP = finding(
+    "crash", ranks=(4, 5), what="Ranks 4 and 5 were killed by SIGABRT in step 100",
+    onset_ms=1e6 + MINUTE_MS,
+)  # fmt: skip
 ECHOES = finding("crash", ranks=(), confidence=0.3, severity="warning")
 SLOW = finding("slow_compute", severity="warning")
 STALLS = finding("garbage_collection", detector="stalls", severity="warning")
@@ -72,6 +76,13 @@ TABLE: list[tuple[Finding, Finding, list[dict[str, Any]], list[dict[str, Any]]]]
      [{"evidence": ()}]),
     (finding("hang"), ECHOES, [RECOVERED], []),
     (finding("hang"), LATE_KILL, [], []),
+    (finding("hang", victims=(4, 5)), GAVE_UP, [RECOVERED, {"victims": (4,)}],
+     [{"onset_ms": 1e6 + 1000}, {"what": "Ranks 4 and 5 were killed by SIGSEGV"},
+      {"evidence": (Evidence("Its log: terminate called after throwing an instance"),)}]),
+    (finding("hang", victims=(4, 5)),
+     finding("crash", ranks=(4,), onset_ms=1e6 + MINUTE_MS,
+             what="Rank 4 exited with code 1 without an exception that was seen in step 100"),
+     [], [{"what": "Rank 4 exited with code 1: no such file"}]),
     (finding("stopped_process"), finding("hang"), [OTHER, {"severity": "info"}, RECOVERED],
      [{"ranks": (3, 5)}, {"ranks": ()}]),
     (finding("stopped_process"), SLOW, [OTHER], [OTHER]),

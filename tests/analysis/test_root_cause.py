@@ -367,6 +367,31 @@ def test_a_hang_explains_the_time_outs_of_its_victims() -> None:
     assert [folded.key for folded in look.verdict.folded] == ["0/root-cause/end"]
 
 
+@pytest.mark.parametrize("gave_up", [(0, 1, 3), (1,)], ids=["all who waited", "one of them"])
+def test_who_gave_up_waiting_for_a_hung_rank_without_a_word_did_not_fail_first(
+    gave_up: tuple[int, ...],
+) -> None:
+    recording = record(Job(steps=45, noise=CALM, faults=(Fault("hang", 2, 40),)))
+    state = RunState("run")
+    apply(state, recording.items())
+    hung_ms = recording.last_ms
+    for at_ms in (hung_ms + 6_000, hung_ms + 60_000):
+        apply(state, recording.states(at_ms))
+        state.look(START_NS + int(at_ms * MS))
+    for rank in range(4):
+        number, end_ms = (6, 60_500) if rank in gave_up else (15, 61_500)
+        state.apply_record(schema.RankEnded(
+            attempt=0, rank=rank, time_ns=recording.clock_ns(rank, hung_ms + end_ms + rank),
+            reason="signal", signal=number, last_step=39,
+        ))  # fmt: skip
+    look = state.look(START_NS + int((hung_ms + 63_000) * MS))
+    assert look.verdict is not None
+    assert (look.verdict.kind, look.verdict.ranks) == ("hang", (2,))
+    assert [folded.key for folded in look.verdict.folded] == ["0/root-cause/end"]
+    assert look.status == "failed"
+    assert look.status_text.startswith("stopped while stuck: Rank 2")
+
+
 def test_after_a_restart_the_verdict_is_that_of_the_new_attempt() -> None:
     state = run()
     crash = look_after(state, [raised(1, 0, *CAUSES[0])]).verdict

@@ -124,9 +124,10 @@ def status_of(
     is_over = len(ended) >= max(attempt.world_size, 1)
     crash = next((f for f in mine if f.detector == "root-cause" and f.severity != "info"), None)
     hang = next((f for f in mine if f.kind == "hang"), None)
-    if crash is not None:
+    is_of_hang = crash is not None and hang is not None and crash.explained_by == hang.key
+    if crash is not None and not is_of_hang:
         return "failed", crash.what
-    if is_over and hang is not None:
+    if hang is not None and (is_over or is_of_hang):
         return "failed", f"stopped while stuck: {hang.what}"
     if is_over:
         stop = next((f for f in mine if f.detector == "root-cause"), None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rankscope_server.diagnose.crash.words import ITS_LOG, KNOWN_ERROR
 from rankscope_server.findings.finding import SEVERITIES, Finding
 from rankscope_server.findings.policy import POLICY
 
@@ -20,6 +21,9 @@ _NO_MEMORY = re.compile(
     r"SIGKILL|out of memory|OutOfMemory|MemoryError|bad_alloc|oom[-_ ]", re.IGNORECASE
 )
 _NO_GPU_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|\boom_gpu\b")
+_WITHOUT_A_WORD = re.compile(
+    r"killed by SIGABRT|exited( with code \d+)? without an exception that was seen"
+)
 Holds: TypeAlias = Callable[[Finding, Finding], bool]
 
 
@@ -179,18 +183,28 @@ def _text(finding: Finding) -> str:
 
 
 def _ended_it(hang: Finding, crash: Finding) -> bool:
-    """Only echoes of a hang were seen, or the rank that hung was killed long after it began."""
+    """Only echoes of a hang were seen, or the rank that hung was killed long after it began, or
+    ranks that waited for it gave up: a watchdog of NCCL may abort its process without a word."""
     if hang.state != "open":
         return False
     if crash.confidence < POLICY.echo_confidence:
         return True
     after_ms = _before_ms(hang, crash)
+    if after_ms is None:
+        return False
+    if _gave_up(crash) and bool(crash.ranks) and set(crash.ranks) <= set(hang.victims):
+        return after_ms >= POLICY.hang_floor_seconds * 1e3
     return (
         "SIGKILL" in crash.what
         and _same_ranks(hang, crash)
-        and after_ms is not None
         and after_ms >= POLICY.stop_band_seconds * 1e3
     )
+
+
+def _gave_up(crash: Finding) -> bool:
+    """Return whether processes aborted or left with a code, and no output says why."""
+    says = any(fact.text.startswith((ITS_LOG, KNOWN_ERROR)) for fact in crash.evidence)
+    return not says and bool(_WITHOUT_A_WORD.search(crash.what))
 
 
 def _left_behind(crash: Finding, hang: Finding) -> bool:
@@ -286,7 +300,8 @@ RULES: tuple[Rule, ...] = (
     Rule(("fragmentation",), ("crash",), "the same rank ran out of GPU memory", _in_fragments),
     Rule(
         ("hang",), _ENDS,
-        "only echoes and time-outs were seen, or the rank that hung was killed a minute later",
+        "only echoes and time-outs were seen, or the rank that hung was killed a minute later, or "
+        "ranks that waited for it aborted or left without a word",
         _ended_it,
     ),
     Rule(

@@ -10,6 +10,8 @@ from rankscope_server.findings.text import capital, cut, ranks_text
 from rankscope_server.observe.failures import Failure
 
 _TRACE_LINES = 8
+# With which evidence begins that says why a process ended.
+KNOWN_ERROR, ITS_LOG = "Known error", "Its log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +80,13 @@ def _is_kill(failure: Failure | None) -> bool:
 def _evidence(window: Window, cause: CrashCause) -> tuple[Evidence, ...]:
     facts = []
     if cause.failures and (entry := cause.failures[0].entry) is not None:
-        facts.append(Evidence(f"Known error ({entry.family}): {entry.cause}"))
+        facts.append(Evidence(f"{KNOWN_ERROR} ({entry.family}): {entry.cause}"))
     for failure in cause.failures[:4]:
         link = window.link(failure.rank, failure.step or None)
         facts.append(Evidence(f"Rank {failure.rank}: {failure.text}", link))
         if failure.line:
             logs = f"runs/{window.run_id}/logs?rank={failure.rank}"
-            facts.append(Evidence(f"Its log: {failure.line}", logs))
+            facts.append(Evidence(f"{ITS_LOG}: {failure.line}", logs))
         if failure.error is not None and failure.error.traceback:
             lines = failure.error.traceback.strip().splitlines()[-_TRACE_LINES:]
             facts.append(Evidence("\n".join(lines), f"runs/{window.run_id}/errors"))
