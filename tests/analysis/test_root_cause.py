@@ -162,6 +162,46 @@ def test_known_clocks_tell_the_order_of_two_causes() -> None:
         assert verdict.ranks == (first,)
 
 
+@pytest.mark.parametrize("ahead_ms", [3_000, -3_000])
+@pytest.mark.parametrize("first", [1, 6])
+def test_ends_are_ordered_on_one_clock(first: int, ahead_ms: int) -> None:
+    """Ranks 4 to 7 are on a host whose clock was compared with the server's: 3 s apart."""
+    state, second = RunState("run"), 7 - first
+    for rank in range(8):
+        state.apply_record(schema.RankRegistered(
+            attempt=0, rank=rank, time_ns=START_NS, world_size=8, local_rank=rank % 4,
+            local_world_size=4, node_rank=rank // 4, host=f"node-{rank // 4}", pid=rank + 1,
+        ))  # fmt: skip
+    for host, offset_ms in (("node-0", 0), ("node-1", -ahead_ms)):
+        state.apply_record(schema.ClockOffset(
+            attempt=0, rank=-1, time_ns=START_NS, offset_ns=offset_ms * MS, band_ns=MS, host=host,
+        ))  # fmt: skip
+    records: list[schema.AnyRecord] = []
+    for rank, after_ms, cause in ((first, 0, CAUSES[4]), (second, 1_000, CAUSES[0])):
+        own_ms = after_ms + (ahead_ms if rank >= 4 else 0)
+        records.append(raised(rank, own_ms, *cause))
+        records.append(ended(rank, own_ms + 200, reason="exception", exit_code=1))
+    verdict = look_after(state, records).verdict
+    assert verdict is not None
+    assert verdict.ranks == (first,)
+    assert verdict.why == (
+        f"It failed first, 1.0 s before rank {second}; rank {second} failed after it"
+    )
+
+
+def test_an_order_by_clocks_that_were_not_compared_is_hedged() -> None:
+    state = RunState("run")
+    for rank in range(2):
+        state.apply_record(schema.RankRegistered(
+            attempt=0, rank=rank, time_ns=START_NS, world_size=2, local_rank=0,
+            local_world_size=1, node_rank=rank, host=f"node-{rank}", pid=rank + 1,
+        ))  # fmt: skip
+    verdict = look_after(state, [raised(1, 0, *CAUSES[4]), raised(0, 2_000, *CAUSES[0])]).verdict
+    assert verdict is not None
+    assert (verdict.ranks, verdict.confidence) == ((1,), 0.6)
+    assert "how far the clocks" in verdict.confidence_text
+
+
 def test_a_later_cause_is_not_named() -> None:
     records: list[schema.AnyRecord] = [raised(1, 0, *CAUSES[0]), raised(6, 2000, *CAUSES[3])]
     look = look_after(run(8, num_hosts=2), records)
@@ -237,6 +277,21 @@ def test_sigkill_after_the_launchers_sigterm_is_teardown() -> None:
         ended(2, 30_000, reason="signal", signal=9),
     ]
     assert look_after(run(), records).verdict is None
+
+
+@pytest.mark.parametrize("late_ms", [20, 2_000])
+def test_a_rank_that_is_killed_around_the_sigterm_of_the_others_was_killed_first(
+    late_ms: int,
+) -> None:
+    records: list[schema.AnyRecord] = [
+        *(ended(rank, rank, reason="signal", signal=15) for rank in (0, 1, 3)),
+        ended(2, late_ms, reason="signal", signal=9),
+    ]
+    verdict = look_after(run(), records).verdict
+    assert verdict is not None
+    assert verdict.ranks == (2,)
+    assert verdict.why.startswith("Rank 0 was stopped ")
+    assert verdict.why.endswith(" earlier; ranks 0, 1 and 3 were stopped")
 
 
 def test_a_clean_end_yields_nothing() -> None:

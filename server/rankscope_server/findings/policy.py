@@ -205,6 +205,9 @@ class Policy:
     same_host_band_seconds: float = 0.02
     # Signals that end most of the job within this time are one action from outside.
     stop_band_seconds: float = 60.0
+    # Who stops a job gives it time before it kills what stays: docker stop 10 s, torchrun, Slurm
+    # and Kubernetes 30 s. Half of the shortest.
+    kill_grace_seconds: float = 5.0
     # What a rank prints before its end may be its cause: a watchdog of NCCL waits up to a minute
     # for others to dump before it aborts. Pipes are read for some seconds after the end.
     last_words_seconds: float = 120.0

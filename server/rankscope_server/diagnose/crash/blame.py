@@ -25,11 +25,12 @@ _WEAK_POINTS = 2
 def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
     """Return the points of each failure; `failures` are in order of time."""
     at_fault = accused(window, "hang", "desync")
-    ends = sorted(window.ended.values(), key=lambda ended: ended.time_ns)
+    ends = {rank: on_one_clock(window, rank, one.time_ns) for rank, one in window.ended.items()}
+    first_ns = min(ends.values(), default=0)
     first_ends = {
-        ended.rank
-        for ended in ends
-        if ended.reason != "clean" and _is_level(window, ends[0].time_ns, ended.time_ns)
+        rank
+        for rank, end_ns in ends.items()
+        if window.ended[rank].reason != "clean" and _is_level(window, first_ns, end_ns)
     }
     ranks_of: dict[str, set[int]] = {}
     for failure in failures:
@@ -69,7 +70,7 @@ def is_level(window: Window, first: Failure, other: Failure) -> bool:
             order = window.clocks.order(hosts[0], first.time_ns, hosts[1], other.time_ns)
             lead = (other.common_ns - first.common_ns) / 1e9
             return order != "before" or lead <= policy.same_host_band_seconds
-    return (other.time_ns - first.time_ns) / 1e9 <= band
+    return (other.common_ns - first.common_ns) / 1e9 <= band
 
 
 def on_one_clock(window: Window, rank: int, time_ns: int) -> int:

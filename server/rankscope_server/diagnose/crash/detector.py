@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import ClassVar
 
 from rankscope.wire.schema import ErrorRaised
@@ -155,19 +156,23 @@ def _ranks(failures: Sequence[Failure], role: str) -> tuple[int, ...]:
 def _is_stop_from_outside(
     window: Window, starts: Sequence[Failure], failures: Sequence[Failure]
 ) -> bool:
-    """Return whether the job was killed as a whole: SIGKILL on all ranks, or after a SIGTERM."""
+    """Return whether the job was killed as a whole: SIGKILL on all ranks, or long after a SIGTERM.
+
+    A launcher that loses a rank to a SIGKILL stops the others at once, and who ends is seen a
+    little late: what was killed around their SIGTERM was not killed for having stayed.
+    """
     if any(failure.text.split(" (")[0] != "killed by SIGKILL" for failure in starts):
         return False
     killed = {failure.rank for failure in starts}
     stops = [failure for failure in failures if failure.role == "teardown"]
     if len(killed | {failure.rank for failure in stops}) < max(window.world_size, 2):
         return False
-    first = min(failure.time_ns for failure in starts)
-    spread = (max(failure.time_ns for failure in starts) - first) / 1e9
+    first = min(failure.common_ns for failure in starts)
+    spread = (max(failure.common_ns for failure in starts) - first) / 1e9
     if len(killed) == window.world_size:
         return spread <= window.policy.clock_band_seconds
-    # A launcher sends SIGTERM and, to those that stay, SIGKILL later.
-    return bool(stops) and min(s.time_ns for s in stops) <= first
+    grace_ns = window.policy.kill_grace_seconds * 1e9
+    return bool(stops) and first - min(stop.common_ns for stop in stops) >= grace_ns
 
 
 def _all_left_alike(window: Window, starts: Sequence[Failure], failures: Sequence[Failure]) -> bool:
@@ -220,7 +225,7 @@ def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -
     late = tuple(sorted(failed - set(ranks) - set(echoes)))
     torn_down = tuple(r for r in _ranks(failures, "teardown") if r not in {*ranks, *echoes, *late})
     who = window.who(ranks)
-    confidence, reason = _crash_confidence(rivals, echoes, first)
+    confidence, reason = _crash_confidence(window, rivals, echoes, late)
     return CrashCause(
         failures=tuple(rivals),
         echoes=tuple(sorted({*echoes, *late})),
@@ -261,27 +266,47 @@ def _crash_why(
     first = rivals[0]
     parts = []
     next_one = next((f for f in failures if f.rank not in {r.rank for r in rivals}), None)
+    earlier = {failure.rank for failure in failures if failure.common_ns < first.common_ns}
     if len(rivals) > 1:
         parts.append(
             f"{len(rivals)} ranks failed within "
             f"{seconds_text((rivals[-1].common_ns - first.common_ns) / 1e9)} of each other"
         )
     elif next_one is not None:
-        lead = (next_one.common_ns - first.common_ns) / 1e9
-        parts.append(
-            f"it failed first, {seconds_text(lead)} before rank {next_one.rank}"
-            if lead >= 0
-            else f"rank {next_one.rank}, which ended {seconds_text(-lead)} earlier, waited for it"
-        )
+        parts.append(_lead_text(window, first, next_one))
     else:
         parts.append(f"no other of the {window.world_size} ranks reported a failure")
     if echoes:
         parts.append(f"{ranks_text(echoes)} {_verb(echoes, 'echoes', 'echo')} it (connection lost)")
     if late:
-        parts.append(f"{ranks_text(late)} failed after it")
+        order = "too" if earlier.intersection(late) else "after it"
+        parts.append(f"{ranks_text(late)} failed {order}")
     if torn_down:
-        parts.append(f"{ranks_text(torn_down)} {_verb(torn_down, 'was', 'were')} then stopped")
+        then = "" if earlier.intersection(torn_down) else "then "
+        parts.append(f"{ranks_text(torn_down)} {_verb(torn_down, 'was', 'were')} {then}stopped")
     return capital("; ".join(parts))
+
+
+def _lead_text(window: Window, first: Failure, other: Failure) -> str:
+    """Return how the failure that is named and the first of the others follow each other."""
+    lead = (other.common_ns - first.common_ns) / 1e9
+    if lead >= 0:
+        return f"it failed first, {seconds_text(lead)} before rank {other.rank}"
+    earlier = f"{seconds_text(-lead)} earlier"
+    if _waits_for(window, other.rank, first.rank):
+        return f"rank {other.rank}, which ended {earlier}, waited for it"
+    return f"rank {other.rank} {'was stopped' if other.role == 'teardown' else 'ended'} {earlier}"
+
+
+def _waits_for(window: Window, rank: int, other: int) -> bool:
+    """Return whether a rank was last seen in a collective that another one had not come to."""
+    if not {rank, other} <= window.states.keys():
+        return False
+    came_to = {group.group: group.issued for group in window.states[other].groups}
+    return any(
+        group.ended < group.issued > came_to.get(group.group, group.issued)
+        for group in window.states[rank].groups
+    )
 
 
 def _verb(ranks: Sequence[int], one: str, many: str) -> str:
@@ -289,12 +314,16 @@ def _verb(ranks: Sequence[int], one: str, many: str) -> str:
 
 
 def _crash_confidence(
-    rivals: Sequence[Failure], echoes: Sequence[int], first: Failure
+    window: Window, rivals: Sequence[Failure], echoes: Sequence[int], late: Sequence[int]
 ) -> tuple[float, str]:
+    first = rivals[0]
     if len(rivals) > 1 and len({failure.signature for failure in rivals}) > 1:
         return 0.5, "several ranks failed at once and their order is within the clocks' error"
     if first.is_weak:
         return 0.6, "no exception and no signal was seen, only the end"
+    hosts = window.hosts((first.rank, *late))
+    if any(not isfinite(window.clocks.band_ms(hosts[0], host)) for host in hosts[1:]):
+        return 0.6, "others failed as well, and how far the clocks of their hosts differ is unknown"
     if echoes:
         return 0.95, "it failed by itself, the others name a lost connection"
     return 0.9, "it failed by itself, and no other failure came before"
@@ -311,7 +340,9 @@ def _only_echoes(
     left = [
         ended
         for ended in window.ended.values()
-        if ended.reason == "clean" and ended.time_ns <= first.time_ns and ended.rank not in echoes
+        if ended.reason == "clean"
+        and on_one_clock(window, ended.rank, ended.time_ns) <= first.common_ns
+        and ended.rank not in echoes
     ]
     gone = min(left, key=lambda ended: ended.time_ns, default=None)
     silent = [
