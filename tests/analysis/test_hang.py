@@ -264,6 +264,7 @@ def test_a_node_that_says_nothing_while_others_wait_is_the_root() -> None:
     apply(state, recording.states(at))
     state.look(START_NS + int(at * MS))
     frozen = [item for item in recording.states(at) if getattr(item[1], "rank", -1) < 2]
+    (frozen_step,) = {getattr(item[1], "step", -1) for item in frozen}
     look = None
     for second in range(1, 16):  # node-1 is gone; the ranks of node-0 wait and report
         later = int((at + 1000 * second) * MS) + START_NS
@@ -276,6 +277,27 @@ def test_a_node_that_says_nothing_while_others_wait_is_the_root() -> None:
     (finding,) = hangs(look)
     assert finding.ranks == (2, 3)
     assert "have stopped reporting in step" in finding.what
+    assert finding.onset_step == frozen_step  # of those who wait: where they are is not known
+
+
+def test_a_node_that_says_nothing_is_not_accused_beside_a_rank_that_is_known_to_hang() -> None:
+    """The collector of node-0 dies about when rank 2 on node-1 hangs in step 30."""
+    recording = record(
+        Job(num_ranks=4, num_hosts=2, steps=40, noise=CALM, faults=(Fault("hang", 2, 30),))
+    )
+    state = RunState("run")
+    apply(state, recording.items())
+    heard_ms = recording.machine.ranks[0].log[25].started_ms + 1.0
+    apply(state, recording.states(heard_ms))
+    state.look(START_NS + int(recording.last_ms * MS))
+    for second in range(1, 16):
+        at_ms = recording.last_ms + 1000 * second
+        apply(state, [item for item in recording.states(at_ms) if rank_of(item) >= 2])
+        look = state.look(START_NS + int(at_ms * MS))
+    (finding,) = hangs(look)
+    assert (finding.ranks, finding.victims) == ((2,), (3,))
+    assert finding.what.startswith("Rank 2 on node-1 hangs in step 30: it has not entered")
+    assert "ranks 0 and 1 although other nodes report: where they are is not known" in finding.why
 
 
 def dataclasses_replace(state: schema.RankState, now_ns: int) -> schema.RankState:

@@ -205,6 +205,9 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         return None
     if not roots and not _transfer_is_overdue(graph, tangle.stuck, patience):
         return None
+    silent = tuple(root for root in roots if patience.is_silent(root))
+    heard = tuple(root for root in roots if root not in silent)
+    roots = heard or silent  # one that is known to hang explains the wait; of silence none knows
     victims = tuple(rank for rank in waiters if rank not in roots)
     accused = frozenset(roots)
     direct = tuple(r for r in victims if not accused.isdisjoint(graph.waits[r].lacks))
@@ -239,7 +242,8 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
             if root in window.states and patience.has_moved(root)
         },
         gone=tuple(root for root in roots if patience.is_gone(root)),
-        silent=tuple(root for root in roots if patience.is_silent(root)),
+        silent=() if heard else silent,
+        unheard=silent if heard else (),
         is_cycle=tangle.is_cycle,
         is_certain=tangle.is_certain,
         is_open=tangle.is_cycle and not _are_calls_known(window, roots),

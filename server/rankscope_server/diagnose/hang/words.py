@@ -30,7 +30,8 @@ class HangCase:
     still_in: dict[int, OpenOperation]  # what a root is in that others have ended
     idle_seconds: dict[int, float]
     gone: tuple[int, ...]
-    silent: tuple[int, ...]
+    silent: tuple[int, ...]  # all of `roots`, or none
+    unheard: tuple[int, ...]  # that may lack as well: of them nothing is heard any more
     is_cycle: bool
     is_certain: bool
     is_open: bool = False  # of a circle: what its ranks called is not known, so none is named
@@ -63,8 +64,12 @@ def hang_finding(window: Window, case: HangCase) -> Finding:
 
 
 def _onset(window: Window, case: HangCase) -> tuple[int | None, float | None]:
-    """Return the step of the roots and when the first of them was last active."""
-    states = [window.states[rank] for rank in case.roots or case.waiters if rank in window.states]
+    """Return the step of the roots and when the first of them was last active.
+
+    Where silent roots are by now is not known: then those of the ranks that wait.
+    """
+    ranks = case.waiters if case.silent else case.roots or case.waiters
+    states = [window.states[rank] for rank in ranks if rank in window.states]
     if not states:
         ends = [window.ended[rank] for rank in case.roots if rank in window.ended]
         return (ends[0].last_step, ends[0].time_ns / 1e6) if ends else (None, None)
@@ -126,9 +131,19 @@ def _why(window: Window, case: HangCase) -> str:
     text = f"{where} for {seconds_text(case.waited_seconds)}"
     if behind > 0:
         text += f", {behind} more {'rank waits' if behind == 1 else 'ranks wait'} behind them"
-    for root in case.roots[:4]:
+    for root in () if case.silent else case.roots[:4]:
         text += "; " + _root_text(window, case, root)
+    if case.silent:
+        text += f"; {_silence_text(case.silent)}"
+    if case.unheard:
+        whereabouts = "where they are" if len(case.unheard) > 1 else "where it is"
+        text += f"; {_silence_text(case.unheard)}: {whereabouts} is not known"
     return text
+
+
+def _silence_text(ranks: Sequence[int]) -> str:
+    node = "nodes" if len(ranks) > 1 else "node"
+    return f"nothing was heard from the {node} of {ranks_text(ranks)} although other nodes report"
 
 
 def _root_text(window: Window, case: HangCase, root: int) -> str:
@@ -136,7 +151,7 @@ def _root_text(window: Window, case: HangCase, root: int) -> str:
     if root in case.gone and ended is not None:
         return f"the process of rank {root} ended ({ended.detail or ended.reason})"
     if root in case.silent:
-        return f"nothing was heard from the node of rank {root} although other nodes report"
+        return _silence_text((root,))
     state = window.states.get(root)
     if state is None:
         return f"rank {root} never said where it is"
