@@ -249,6 +249,8 @@ def test_a_job_that_is_stopped_has_no_culprit(number: int) -> None:
     assert look.verdict is None
     assert [(f.severity, f.ranks) for f in look.findings] == [("info", ())]
     assert look.status == "ended"
+    assert look.answer.state == "unknown"
+    assert look.answer.text.startswith("Stopped from outside: 4 of 4 ranks: ")
 
 
 def test_a_command_that_ends_its_ranks_and_succeeds_was_not_stopped_from_outside() -> None:
@@ -262,13 +264,16 @@ def test_a_command_that_ends_its_ranks_and_succeeds_was_not_stopped_from_outside
     (finding,) = look.findings
     assert (finding.severity, look.status) == ("info", "ended")
     assert "stopped by its own command" in finding.what
+    assert look.answer.state == "healthy"
 
 
 def test_sigkill_on_all_ranks_is_a_stop_too() -> None:
     records: list[schema.AnyRecord] = [
         ended(rank, 20 * rank, reason="signal", signal=9) for rank in range(4)
     ]
-    assert look_after(run(), records).verdict is None
+    look = look_after(run(), records)
+    assert look.verdict is None
+    assert look.answer.text.startswith("Stopped from outside: 4 of 4 ranks: killed by SIGKILL")
 
 
 def test_sigkill_after_the_launchers_sigterm_is_teardown() -> None:

@@ -137,6 +137,9 @@ def answer_of(
     costly = [f for f in findings if f.state == "open" and not f.explained_by and _costs(f, policy)]
     if costly:
         return _advised(max(costly, key=lambda f: f.cost_throughput_ratio or 0.0))
+    stop = next((f for f in findings if f.kind == "stopped" and f.state == "open"), None)
+    if stop is not None and attempt.facts.left_code != 0:  # else its own command ended it
+        return _stopped(stop, detail, policy)
     return _healthy(attempt, findings, coverage, notes, policy)
 
 
@@ -163,6 +166,18 @@ def _healthy(
         f"Healthy: {world} ranks, {steps:,} steps, {ran} detectors found nothing above "
         f"{percent_text(policy.cost_info_ratio)} of throughput{' now' if over else ''}{lost}",
         "; ".join([*notes, *[lacking] * bool(skipped), *(f"over: {f.what}" for f in over[:3])]),
+    )
+
+
+def _stopped(stop: Finding, detail: str, policy: Policy) -> Answer:
+    """Return the answer where a signal ended the job: it was well, and whether that was wanted is
+    not known here."""
+    return Answer(
+        "unknown",
+        f"Stopped from outside: {stop.why}; until then nothing was found above "
+        f"{percent_text(policy.cost_info_ratio)} of throughput",
+        detail,
+        ("who sent the signal: the log of the scheduler or launcher, and the hosts' kernel logs",),
     )
 
 
