@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.shared.gaps import Gap
 from rankscope_server.verdict.answers import Look
 from tests.analysis.missing import NAMES, Run, judged, look_at, run_named
 from tests.analysis.records import registered
@@ -36,8 +37,17 @@ def test_a_healthy_rank_without_waits_is_named_as_not_known(name: str) -> None:
     look = last(run_named(name, 0), Drop("waits", frozenset({1}), "all", EVERY))
     assert look.verdict is None
     assert look.answer.state == "unknown"
-    assert "Rank 1: collectives, and for how long they waited, are not known" in look.answer.text
+    assert "Rank 1: collectives, and for how long it waited, are not known" in look.answer.text
     assert look.answer.notes
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [((5,), "Rank 5: where it is is not known"),
+     ((4, 5), "Ranks 4 and 5: where they are is not known")],
+)  # fmt: skip
+def test_what_is_not_known_of_one_rank_is_said_of_one(ranks: tuple[int, ...], text: str) -> None:
+    assert Gap(ranks, "where they are is", 1.0).text == text
 
 
 def test_no_shortcut_for_a_rank_whose_collectives_are_unknown() -> None:

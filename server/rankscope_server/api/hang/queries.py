@@ -223,7 +223,8 @@ def _notes(
         notes.append(words.unclear_text(waits))
     lacking = window.world_size - len({*window.states, *window.ended})
     if lacking > 0:
-        notes.append(f"{plural(lacking, 'rank')} never said where they are")
+        where = "it is" if lacking == 1 else "they are"
+        notes.append(f"{plural(lacking, 'rank')} never said where {where}")
     if has_ends and window.num_ended < len(window.ranks):
         count = len(window.ranks) - window.num_ended
         notes.append(f"The end of {plural(count, 'rank')} was not seen")

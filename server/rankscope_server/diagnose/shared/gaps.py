@@ -20,6 +20,7 @@ from rankscope_server.observe.step_table import SILENCE, StepTable
 
 _REMEDY = "see the agent page: sources and losses of these ranks"
 _PROFILE = "traces of torch.profiler, of the same steps on all ranks: rankscope import"
+_OF_ONE = ("they are", "it is"), ("they waited", "it waited"), ("their ", "its ")
 _NEAR_SECONDS, _NEAR_SAMPLES = 10.0, 3  # so far behind may be the newest step that devices report
 
 
@@ -36,7 +37,11 @@ class Gap:
     def text(self) -> str:
         """Return it as a sentence."""
         where = "" if self.share >= 1.0 else f" in {percent_text(self.share)} of the newest steps"
-        return f"{capital(ranks_text(self.ranks))}: {self.what} not known{where}"
+        what = self.what
+        if len(self.ranks) == 1:
+            for many, one in _OF_ONE:
+                what = what.replace(many, one)
+        return f"{capital(ranks_text(self.ranks))}: {what} not known{where}"
 
 
 def gaps_of(window: Window) -> tuple[Gap, ...]:
