@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from rankscope_server.observe.collectives import Collectives, RankCalls, joined,
 from rankscope_server.observe.declared_work import DeclaredWork
 from rankscope_server.observe.device_steps import DeviceSteps
 from rankscope_server.observe.facts import Facts
+from rankscope_server.observe.latest_states import LatestStates, keep_newest
 from rankscope_server.observe.line_table import LineTable
 from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.operation_times import OperationTimes
@@ -59,7 +60,6 @@ _MAX_LOCAL_RANKS = 32  # of a host whose clocks are compared with each other
 _LOCAL_STRIDE = 4  # of the operations that are: a clock that is wrong stays so
 _MAX_WAITING_OF_HOST = 4_096  # of these
 LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
-_Kept = TypeVar("_Kept", RankRegistered, RankState, Stacks)
 
 
 class AttemptState:
@@ -75,7 +75,8 @@ class AttemptState:
         self.run_id = run_id
         self.attempt = attempt
         self.ranks: dict[int, RankRegistered] = {}
-        self.states: dict[int, RankState] = {}
+        self._latest = LatestStates()
+        self.states = self._latest.by_rank
         self.ends: dict[int, list[RankEnded]] = {}  # a script may run several programs as one rank
         self.groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self.stacks: dict[int, Stacks] = {}
@@ -110,6 +111,7 @@ class AttemptState:
         self._num_waiting = 0
         self._waiting_timed: list[Collectives] = []  # that clocks of ranks of a host have not yet
         self._seen_ns: dict[int, int] = {}  # host's clock: newest time of anything of a rank
+        self._seen_step: dict[int, int] = {}  # the highest that a state or a chunk of steps said
         self._takers = self._takers_by_type()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,18 +147,20 @@ class AttemptState:
             self._seen(record.rank, record.time_ns)
         if isinstance(record, RankRegistered):
             before = self.ranks.get(record.rank)
-            _keep_newest(self.ranks, record)
+            keep_newest(self.ranks, record)
             if before is not None and before.pid != record.pid:
+                self._latest.begin_again(record.rank)
                 since_ns = max(before.time_ns, record.time_ns)
                 self.calls.start_again(since_ns)
                 self.stages.start_again()
                 for table in (self.clocks, *self.rank_clocks.values()):
                     table.start_again(since_ns)
         elif isinstance(record, RankState):
-            _keep_newest(self.states, record)
+            self._got_to(record.rank, record.step)
+            self._latest.take(record)
             self.calls.add_state(record)
         elif isinstance(record, Stacks):
-            _keep_newest(self.stacks, record)
+            keep_newest(self.stacks, record)
             kept = self.stack_samples.setdefault(record.rank, deque(maxlen=_MAX_STACKS))
             sample = StackSample.of(record)
             if sample not in kept:
@@ -240,11 +244,17 @@ class AttemptState:
 
     def _seen_in(self, chunk: Chunk, columns: Mapping[str, Column], ranks: Array | None) -> None:
         """Take note of when a chunk says that its ranks lived; a rank's peers say nothing of it."""
+        is_steps = chunk.kind == "steps"
+        begins = np.zeros(1, np.int64) if ranks is None else begins_of(ranks)
+        if is_steps:
+            furthest = np.maximum.reduceat(np.asarray(columns["step"]), begins)
+            of = [chunk.rank] if ranks is None else ranks[begins].tolist()
+            for rank, step in zip(of, furthest.tolist(), strict=True):
+                self._got_to(rank, step)
         if ranks is None:
             self._seen(chunk.rank, chunk.time_hi_ns)
             return
-        times = np.asarray(columns["started_ns" if chunk.kind == "steps" else "arrived_ns"])
-        begins = begins_of(ranks)
+        times = np.asarray(columns["started_ns" if is_steps else "arrived_ns"])
         ends = times + np.maximum(np.asarray(columns["duration_ns"]), 0)
         newest = np.maximum.reduceat(ends, begins)
         for rank, time_ns in zip(ranks[begins].tolist(), newest.tolist(), strict=True):
@@ -254,6 +264,12 @@ class AttemptState:
         if time_ns > self._seen_ns.get(rank, -1):
             self._seen_ns[rank] = time_ns
             self.heard_ns.pop(rank, None)  # the next look says when
+
+    def _got_to(self, rank: int, step: int) -> None:
+        """Take note of how far a rank has come: more is news, also where its clock was set back."""
+        if step > self._seen_step.get(rank, 0):
+            self._seen_step[rank] = step
+            self.heard_ns.pop(rank, None)
 
     def _end(self, record: RankEnded) -> None:
         """Keep the ends in the order in which they count: a known reason before "lost"."""
@@ -425,14 +441,6 @@ def _by_host(events: Collectives, hosts: Mapping[int, str]) -> Iterator[tuple[st
     begins = np.searchsorted(of_host[order], np.arange(len(numbers) + 1))
     for host, place in numbers.items():
         yield host, order[begins[place] : begins[place + 1]]
-
-
-def _keep_newest(known: dict[int, _Kept], record: _Kept) -> None:
-    before = known.get(record.rank)
-    if before is None or record.time_ns > before.time_ns:
-        known[record.rank] = record
-    elif record.time_ns == before.time_ns and repr(record) > repr(before):
-        known[record.rank] = record  # of two at once the same one wins in every order
 
 
 def _end_order(record: RankEnded) -> tuple[bool, int, str]:
