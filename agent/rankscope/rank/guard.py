@@ -15,7 +15,7 @@ from collections import Counter
 TYPE_CHECKING = False  # see rankscope/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
+    from types import CodeType, FrameType
     from typing import Any, ParamSpec, TypeVar
 
     P = ParamSpec("P")
@@ -27,6 +27,7 @@ MAX_FAILURES = 3  # of one function; after that it is switched off
 failures: Counter[str] = Counter()  # by function name
 _last_logged: dict[str, float] = {}
 _LOG_EVERY_SECONDS = 60.0
+_HAS_VARARGS = 0x04  # inspect.CO_VARARGS; inspect takes 10 ms
 
 
 def on_failure(name: str) -> None:
@@ -37,26 +38,52 @@ def on_failure(name: str) -> None:
         return
     _last_logged[name] = now
     error = sys.exc_info()[1]
-    sys.stderr.write(
-        f"rankscope: {name} failed ({type(error).__name__}: {error}); training continues, "
-        f"this data is lost (failure {failures[name]} of it)\n"
+    words = attempt(lambda: f": {error}") or ""  # the error may be one of the script's classes
+    say(
+        f"{name} failed ({type(error).__name__}{words}); training continues, "
+        f"this data is lost (failure {failures[name]} of it)"
     )
+
+
+def say(text: str) -> None:
+    """Write a line to stderr, if that can be written: it may be None, closed, or on a full disk."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(f"rankscope: {text}\n")
+    except Exception as error:  # the guard, once more: there is no place to say so
+        if _is_of_a_signal(error):
+            raise
 
 
 def _is_of_a_signal(error: Exception) -> bool:
     """Return whether a signal handler of the script raised this while our code ran.
 
-    A time limit by SIGALRM does so, and torchrun's way of stopping a notebook's ranks.
+    A time limit by SIGALRM does so, and torchrun's way of stopping a notebook's ranks. A handler
+    is known by its code, or, where it took itself out before it raised, by its arguments: one is
+    the frame that was interrupted, which comes before its own in the traceback.
     """
     signal = sys.modules.get("signal")  # who sets a handler has imported it, until Python ends
     if signal is None:
         return False
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    trace = error.__traceback__
+    trace, interrupted = error.__traceback__, None
     while trace is not None:
-        if trace.tb_frame.f_code in codes:
+        frame = trace.tb_frame
+        if frame.f_code in codes or (interrupted is not None and _was_given(frame, interrupted)):
             return True
-        trace = trace.tb_next
+        trace, interrupted = trace.tb_next, frame
+    return False
+
+
+def _was_given(frame: FrameType, other: FrameType) -> bool:
+    """Return whether one of the arguments of a frame is another frame, also among `*arguments`."""
+    code, values = frame.f_code, frame.f_locals
+    num_named = code.co_argcount + code.co_kwonlyargcount
+    for name in code.co_varnames[: num_named + bool(code.co_flags & _HAS_VARARGS)]:
+        value = values.get(name)
+        if value is other or (type(value) is tuple and any(item is other for item in value)):
+            return True
     return False
 
 

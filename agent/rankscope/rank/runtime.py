@@ -22,7 +22,7 @@ from rankscope.rank.context import Context, Governed, Hook, HookSkipped
 from rankscope.rank.control import Control
 from rankscope.rank.governor import Governor
 from rankscope.rank.group import GroupMade
-from rankscope.rank.guard import guarded, to_the_end
+from rankscope.rank.guard import guarded, say, to_the_end
 from rankscope.rank.hooks import chosen, collectives
 from rankscope.rank.hooks.collectives.last_calls import let_threads_through
 from rankscope.rank.hooks.logs import level_of
@@ -120,9 +120,9 @@ class Agent:
         except OSError as error:
             self._gave_up = True
             os.environ[family.ATTACHED] = str(who.pid)
-            sys.stderr.write(
-                f"rankscope: rank {who.rank} records nothing: {error}. Set RANKSCOPE_DIR to a "
-                "directory on a disk with free space; training continues\n"
+            say(
+                f"rank {who.rank} records nothing: {error}. Set RANKSCOPE_DIR to a "
+                "directory on a disk with free space; training continues"
             )
             return
         os.environ[family.ATTACHED] = str(who.pid)
@@ -130,7 +130,7 @@ class Agent:
         context.recorder_opened(recorder)
         self._register_run(recorder)
         if directory_choice.note and who.local_rank == 0:
-            sys.stderr.write(f"rankscope: {directory_choice.note}\n")
+            say(directory_choice.note)
             context.event("other directory", {"reason": directory_choice.note})
         context.run_waiting()
         self._watch_collector(run)

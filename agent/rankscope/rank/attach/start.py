@@ -6,7 +6,7 @@ import os
 import sys
 
 from rankscope.process.family import ATTACHED, is_rank, name_family
-from rankscope.rank.guard import guarded
+from rankscope.rank.guard import guarded, say
 from rankscope.rank.imports import when_imported
 
 TYPE_CHECKING = False  # see rankscope/__init__.py
@@ -87,7 +87,7 @@ def _start_by_environment() -> None:
 def _say_why(reason: str) -> None:
     if os.environ.setdefault(ATTACHED, str(os.getpid())) != str(os.getpid()):
         return  # a child of the process that has printed it
-    sys.stderr.write(f"rankscope: not attached: {reason}\n")
+    say(f"not attached: {reason}")
 
 
 def _is_our_own(argv: list[str]) -> bool:

@@ -30,11 +30,14 @@ class _SayWhy:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing; say it once."""
         if name == "torch":
+            import contextlib  # torch imports it anyway, other programs need not pay
+
             sys.meta_path.remove(self)
-            sys.stderr.write(
-                f"rankscope: not attached: {self._error}. Install rankscope in the environment of "
-                f"the training script ({sys.executable})\n"
-            )
+            with contextlib.suppress(Exception):  # stderr may be None, closed or on a full disk
+                sys.stderr.write(
+                    f"rankscope: not attached: {self._error}. Install rankscope in the environment "
+                    f"of the training script ({sys.executable})\n"
+                )
 
 
 try:
