@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 
 from rankscope.cli import main
+from rankscope.files import journal
 from rankscope.node.launch import naming
 from rankscope.node.launch.output import OutputRecords
+from rankscope.node.launch.tee import Tee
 from rankscope.node.processes import exits
 from rankscope.node.ranks.launchers import own_directory
 from rankscope.output.line_records import FAILURE_SUMMARY
@@ -172,6 +174,73 @@ def test_sigterm_reaches_the_command(tmp_path: Path) -> None:
     assert process.communicate(timeout=60)[0] == "got it\n"
     assert process.returncode == 9
     assert no_collector_is_left(tmp_path)
+
+
+PASSED_ON = [
+    signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU,
+    signal.SIGRTMIN + 3,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", PASSED_ON)
+def test_a_signal_reaches_the_command_which_may_go_on(tmp_path: Path, number: int) -> None:
+    code = (
+        "import signal\n"
+        f"number = {{{number:d}}}\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, number)\n"
+        "print('up', flush=True); signal.sigwait(number)\n"
+        "print('saved', flush=True); signal.sigwait(number); raise SystemExit(9)\n"
+    )
+    process = subprocess.Popen(
+        words(tmp_path, *python(code)), env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for said in ("up\n", "saved\n"):
+        assert process.stdout.readline() == said
+        process.send_signal(number)
+    assert process.communicate(timeout=60)[0] == ""
+    assert process.returncode == 9
+
+
+def test_signals_that_are_ignored_stay_so(tmp_path: Path) -> None:
+    """As nohup, and a shell without job control in the background, start a command."""
+    code = (
+        "import os, signal\n"
+        "ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1)\n"
+        "print([signal.getsignal(number) is signal.SIG_IGN for number in ignored], flush=True)\n"
+        "print(input(), flush=True)\n"
+    )
+    process = subprocess.Popen(
+        ["sh", "-c", "trap '' HUP INT USR1; exec \"$@\"", "sh", *words(tmp_path, *python(code))],
+        env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[True, True, True]\n"
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
+        process.send_signal(number)
+    assert process.communicate("trained\n", timeout=60)[0] == "trained\n"
+    assert process.returncode == 0
+
+
+def test_an_indexer_that_fails_costs_lines_not_the_command(tmp_path: Path) -> None:
+    failed: list[tuple[str, str]] = []
+
+    def line(line: Line) -> None:
+        raise OverflowError(line.text)
+
+    tee = Tee(
+        lambda stream: LineIndexer(stream, line, lambda count: None, ()),
+        lambda stream, error: failed.append((stream, str(error))),
+        os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT),
+    )
+    code = "for i in 1 2 3; do echo $i; sleep 0.3; done; seq 100000; echo end"
+    command = subprocess.Popen(["sh", "-c", code], stdout=tee.child_stdout, stderr=tee.child_stderr)
+    tee.start()
+    assert command.wait(60) == 0
+    tee.finish()
+    assert (tmp_path / "out").read_text().startswith("1\n2\n3\n1\n")
+    assert (tmp_path / "out").read_text().endswith("100000\nend\n")
+    assert failed == [("stdout", "1")]
 
 
 def test_ctrl_c_at_a_terminal_reaches_the_command_once_and_leaves_nothing(tmp_path: Path) -> None:
@@ -436,6 +505,23 @@ def test_torchruns_report_goes_to_the_book(
     records.line(Line(text, "stderr", logging.ERROR, 1))
     records.close()
     assert exits.ExitStatuses(tmp_path / "node").find(4242, 1) == status
+
+
+def test_a_summary_with_numbers_of_no_rank_is_recorded(tmp_path: Path) -> None:
+    own = own_directory(tmp_path)
+    own.mkdir(parents=True)
+    records = OutputRecords(tmp_path, own)
+    text = (
+        "Root Cause (first observed failure):\n[0]:\n  rank : {0} (local_rank: {0})\n"
+        "  exitcode : {0} (pid: {0})"
+    )
+    records.line(Line(text.format("9" * 30), "stderr", logging.ERROR, 1, kind="summary"))
+    records.close()
+    (segment,) = own.glob("journal.*")
+    found = [schema.decode_record(body) for _, body, _ in journal.read_frames(segment, 0)]
+    (summary,) = [record for record in found if isinstance(record, schema.Event)]
+    assert (summary.name, summary.rank) == (FAILURE_SUMMARY, schema.NODE_RANK)
+    assert exits.ExitStatuses(tmp_path / "node").find(int("9" * 30), 1) is None
 
 
 def test_local_ranks_are_found_in_the_rings(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _AFTER_FATAL = re.compile(
 )
 _SUMMARY_FIELD = re.compile(r"^\s+(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
 _ROOT = "Root Cause (first observed failure):"
-_RANK = re.compile(r"(\d+) \(local_rank: (-?\d+)\)")
+_RANK = re.compile(r"\b(\d{1,9}) \(local_rank: (-?\d+)\)")
 _EXIT = re.compile(r"(-?\d+)\s+\(pid: (\d+)\)")
 
 

@@ -23,6 +23,7 @@ from rankscope.node.launch.tee import STDOUT, Tee
 from rankscope.node.launch.verdicts import Conclusion, Verdicts
 from rankscope.node.processes import exits
 from rankscope.node.ranks import launchers
+from rankscope.output.lines import Stream
 from rankscope.process import environment
 from rankscope.process.family import process_start_ticks
 from rankscope.settings import Settings, to_environment
@@ -34,6 +35,13 @@ _HEALTH_SECONDS = 3.0
 _TERMINATE_SECONDS = 6.0
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _INTERRUPTS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+# what ends a process that does not handle it, for example of Slurm's --signal; without those that
+# report a fault of the process itself
+_PASSED_ON = (
+    *_INTERRUPTS, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU,
+    signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)  # fmt: skip
 Say = Callable[[str], None]
 
 
@@ -106,7 +114,14 @@ class Launcher:
         if self._settings.collector:
             self._supervisor.start()
         roles = tuple({"default", naming.option(self._command, "--role") or "default"})
-        tee = Tee(lambda stream: records.indexer(stream, roles), self._stdout)
+
+        def not_indexed(stream: Stream, error: Exception) -> None:
+            why = f"{type(error).__name__}: {error}"
+            records.not_indexed(stream, why)
+            with contextlib.suppress(OSError):  # the reader of our stderr is gone
+                self._say(f"{stream} is passed on, its lines are no longer recorded ({why})")
+
+        tee = Tee(lambda stream: records.indexer(stream, roles), not_indexed, self._stdout)
         verdicts = Verdicts(self._settings.server, self._settings.token, self.run_id, self._say)
         if self._settings.server:
             verdicts.start()
@@ -239,16 +254,21 @@ class Launcher:
 
     @contextlib.contextmanager
     def _signals(self, tee: Tee | None) -> Iterator[None]:
-        """Pass signals on to the command for as long as it runs."""
+        """Pass signals on to the command for as long as it runs, but for those that are ignored.
+
+        The command ignores what we were started to ignore, as under nohup.
+        """
 
         def pass_on(number: int, frame: object) -> None:
-            self._interrupted = True
+            self._interrupted |= number in (*_INTERRUPTS, signal.SIGTERM)
             # a key at the terminal reaches the whole foreground group, the command included
             if self._process is not None and not (number in _INTERRUPTS and _in_foreground()):
                 self._process.send_signal(number)
 
         before = {
-            number: signal.signal(number, pass_on) for number in (*_INTERRUPTS, signal.SIGTERM)
+            number: signal.signal(number, pass_on)
+            for number in _PASSED_ON
+            if signal.getsignal(number) is not signal.SIG_IGN
         }
         if tee is not None:
             resize = tee.resize

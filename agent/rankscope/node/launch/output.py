@@ -18,8 +18,11 @@ from rankscope.output.lines import Line, LineIndexer, Stream
 from rankscope.wire import schema
 
 _FAILED = (
-    re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)"),
-    re.compile(r"(?m)^\s+exitcode\s*: (?P<code>-?\d+)\s+\(pid: (?P<pid>\d+)\)"),
+    re.compile(
+        r"failed \(exitcode: (?P<code>-?\d{1,10})\) local_rank: \d+ "
+        r"\(pid: (?P<pid>\d{1,9})\)"
+    ),
+    re.compile(r"(?m)^\s+exitcode\s*: (?P<code>-?\d{1,10})\s+\(pid: (?P<pid>\d{1,9})\)"),
 )
 _LOOK_SECONDS = 1.0
 
@@ -82,6 +85,19 @@ class OutputRecords:
                 source="output",
                 reason="too many lines at once",
                 count=total,
+            )
+        )
+
+    def not_indexed(self, stream: Stream, why: str) -> None:
+        """Say that the lines of a stream are not recorded any more."""
+        self.write(
+            schema.LogLine(
+                attempt=0,
+                rank=schema.NODE_RANK,
+                time_ns=time.time_ns(),
+                level=logging.ERROR,
+                message=f"lines of {stream} from here on are not recorded: {why}",
+                stream="agent",
             )
         )
 

@@ -37,11 +37,18 @@ class _Channel:
 class Tee:
     """Channels for stdout and stderr of one command. `make_indexer` is called for each channel.
 
+    `failed` gets what an indexer raised: its channel is passed on without one from then on.
     `stdout` is our descriptor that gets the command's stdout.
     """
 
-    def __init__(self, make_indexer: Callable[[Stream], LineIndexer], stdout: int = STDOUT) -> None:
+    def __init__(
+        self,
+        make_indexer: Callable[[Stream], LineIndexer],
+        failed: Callable[[Stream, Exception], None],
+        stdout: int = STDOUT,
+    ) -> None:
         self._make_indexer = make_indexer
+        self._failed = failed
         self._threads: list[threading.Thread] = []
         self._exited_at: float | None = None
         self._channels = [_open("stdout", stdout)]
@@ -94,7 +101,7 @@ class Tee:
         return [first] if first is second else [first, second]
 
     def _pass_on(self, channel: _Channel) -> None:
-        indexer = self._make_indexer(channel.stream)
+        indexing = _Indexing(channel.stream, self._make_indexer, self._failed)
         poll = select.poll()
         poll.register(channel.source, select.POLLIN)
         try:
@@ -104,17 +111,40 @@ class Tee:
                     data = _read(channel.source)
                     if not data or not _write_all(channel.sink, data):
                         return
-                    indexer.feed(data)
+                    indexing.run(lambda indexer, data=data: indexer.feed(data))
                 elif self._is_over():
                     return
-                indexer.tick()
+                indexing.run(LineIndexer.tick)
         finally:
             os.close(channel.source)  # from now on a writer gets SIGPIPE, as it would without us
-            indexer.close()
+            indexing.run(LineIndexer.close)
 
     def _is_over(self) -> bool:
         ended = self._exited_at
         return ended is not None and time.monotonic() - ended > AFTER_EXIT_SECONDS
+
+
+class _Indexing:
+    """The indexer of one channel, until it fails: a bug of ours may cost lines, never the run."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        make_indexer: Callable[[Stream], LineIndexer],
+        failed: Callable[[Stream, Exception], None],
+    ) -> None:
+        self._stream, self._failed = stream, failed
+        self._indexer: LineIndexer | None = make_indexer(stream)
+
+    def run(self, part: Callable[[LineIndexer], None]) -> None:
+        """Let the indexer do a part of its work, if it has not failed."""
+        if self._indexer is None:
+            return
+        try:
+            part(self._indexer)
+        except Exception as error:  # noqa: BLE001 - guard of this thread: the command needs it
+            self._indexer = None
+            self._failed(self._stream, error)
 
 
 def _open(stream: Stream, sink: int) -> _Channel:
