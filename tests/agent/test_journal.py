@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import threading
 from pathlib import Path
 
@@ -108,3 +109,31 @@ def test_of_a_damaged_segment_what_comes_before_the_damage_is_kept(
     starts = itertools.accumulate(journal.FRAME.size + len(body) for body in bodies)
     whole = sum(end <= same for end in starts)
     assert read_all(tmp_path)[:whole] == bodies[:whole]
+
+
+def test_a_number_that_the_script_closed_and_uses_is_left_to_it(tmp_path: Path) -> None:
+    writer = journal.JournalWriter(tmp_path)
+    writer.append(journal.RECORD, b"before")
+    os.close(writer._file.descriptor)
+    with (tmp_path / "checkpoint").open("wb") as users:
+        assert users.fileno() == writer._file.descriptor
+        assert writer.append(journal.RECORD, b"after")
+        writer.close()
+        users.write(b"weights")
+    assert (tmp_path / "checkpoint").read_bytes() == b"weights"
+    assert read_all(tmp_path) == [b"before", b"after"]
+    assert not writer.append(journal.RECORD, b"closed")
+
+
+def test_a_new_segment_frees_no_number(tmp_path: Path) -> None:
+    """A thread may be about to write to it."""
+    writer = journal.JournalWriter(tmp_path)
+    number = writer._file.descriptor
+    assert writer._next_segment()
+    with (tmp_path / "checkpoint").open("wb") as users:
+        assert users.fileno() != number
+    assert os.get_inheritable(number) is False
+    assert writer.append(journal.RECORD, b"in the second")
+    (_, second) = journal.segments(tmp_path)
+    assert [body for _, body, _ in journal.read_frames(second[1], 0)] == [b"in the second"]
+    writer.close()

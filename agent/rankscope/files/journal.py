@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from rankscope.files.append_file import AppendFile
+
 FRAME = struct.Struct("<IIB")
 RECORD, GROUP, CALL_SITE = 1, 2, 3  # GROUP and CALL_SITE: u32 index, then the name in UTF-8
 INDEXED = struct.Struct("<I")
@@ -39,7 +41,8 @@ class JournalWriter:
         self._segment = present[-1][0] + 1 if present else 0
         self._written = 0
         self._retry_at = 0.0
-        self._descriptor = self._open(self._segment)
+        self._file = AppendFile(self._path(self._segment))
+        self._is_closed = False
         self.dropped = 0  # frames lost because the journal or the disk was full
         self.last_error = ""
 
@@ -49,12 +52,15 @@ class JournalWriter:
             self.dropped += 1
             self.last_error = "frame too large"
             return False
+        if not self._is_open():
+            self.dropped += 1
+            return False
         if self._written > SEGMENT_BYTES and not self._next_segment() and not urgent:
             self.dropped += 1
             return False
         frame = FRAME.pack(len(body), zlib.crc32(body), kind) + body
         try:
-            written = os.write(self._descriptor, frame)
+            written = os.write(self._file.descriptor, frame)
         except OSError as error:
             self.dropped += 1
             self.last_error = error.strerror or str(error)
@@ -69,8 +75,22 @@ class JournalWriter:
 
     def close(self) -> None:
         """Close the file; later appends are dropped."""
-        os.close(self._descriptor)
-        self._descriptor = -1
+        self._file.close()
+        self._is_closed = True
+
+    def _is_open(self) -> bool:
+        """Return whether frames can be written; opens a segment anew that the script closed."""
+        if self._is_closed:
+            self.last_error = "closed"
+            return False
+        if self._file.is_open():
+            return True
+        try:
+            self._file.open(self._path(self._segment))
+        except OSError as error:
+            self.last_error = error.strerror or str(error)
+            return False
+        return True
 
     def _next_segment(self) -> bool:
         now = time.monotonic()
@@ -81,20 +101,17 @@ class JournalWriter:
             self.last_error = "journal full"
             return False
         try:
-            descriptor = self._open(self._segment + 1)
+            self._file.replace(self._path(self._segment + 1))
         except OSError as error:
             self._retry_at = now + _RETRY_SECONDS
             self.last_error = error.strerror or str(error)
             return False
-        old, self._descriptor = self._descriptor, descriptor
-        os.close(old)
         self._segment += 1
         self._written = 0
         return True
 
-    def _open(self, segment: int) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        return os.open(self._directory / f"journal.{segment}", flags, 0o600)
+    def _path(self, segment: int) -> Path:
+        return self._directory / f"journal.{segment}"
 
 
 def segments(directory: Path) -> list[tuple[int, Path]]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import signal
-from typing import Any, ClassVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
 
+from rankscope.files.append_file import AppendFile
 from rankscope.files.run_directory import FATAL, STACKS
 from rankscope.rank.context import Context, HookSkipped
 
@@ -20,24 +23,42 @@ class Stacks:
     needs: ClassVar[str] = "signal"
 
     def __init__(self) -> None:
-        self._files: list[Any] = []  # faulthandler keeps descriptors only
+        self._uses: list[tuple[AppendFile, Path, Callable[[int], object]]] = []
 
     def install(self, context: Context) -> str:
         """Wait for the recorder: the files lie in the rank's directory."""
         context.on_recorder(self._open)
+        with context.within(context.lasting_scope):
+            context.listen("step", lambda ended: self._look(context))
         return "faulthandler"
 
     def _open(self, context: Context) -> None:
         assert context.recorder is not None
         number = _free_signal()
-        stacks = (context.recorder.directory / STACKS).open("a")
-        self._files.append(stacks)
         if not faulthandler.is_enabled():  # else its file stays the user's
-            fatal = (context.recorder.directory / FATAL).open("a")
-            self._files.append(fatal)
-            faulthandler.enable(file=fatal)
-        faulthandler.register(number, file=stacks, all_threads=True, chain=False)
+            self._use(
+                context.recorder.directory / FATAL, lambda file: faulthandler.enable(file=file)
+            )
+        self._use(
+            context.recorder.directory / STACKS,
+            lambda file: faulthandler.register(number, file=file, all_threads=True, chain=False),
+        )
         context.recorder.set_stack_signal(number)  # last: the collector sends it only now
+
+    def _use(self, path: Path, use: Callable[[int], object]) -> None:
+        """Give a file to faulthandler, which keeps its number only."""
+        file = AppendFile(path)
+        use(file.descriptor)
+        self._uses.append((file, path, use))
+
+    def _look(self, context: Context) -> None:
+        """Open anew what the script has closed: the number may be that of a file of its own."""
+        if context.recorder is None:
+            return  # a fork: the files are the parent's
+        for file, path, use in self._uses:
+            if not file.is_open():
+                file.open(path)
+                use(file.descriptor)
 
 
 def _free_signal() -> int:
