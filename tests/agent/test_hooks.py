@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from rankscope.files import ring
-from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.files.run_directory import COLLECTIVES_RING, STACKS
 from rankscope.process import family
 from rankscope.rank.attach import start
 from rankscope.wire import schema
 from tests.agent import recorded
+from tests.agent.watching import Watching
 from tests.matrix.launch import torch_version
 
 pytestmark = pytest.mark.core
@@ -269,3 +271,52 @@ def test_who_never_imports_torch_pays_nothing(tmp_path: Path, said: str, is_on: 
     assert done.stdout == f"None\n{is_on}\n"
     why = "rankscope: not attached: RANKSCOPE='enable': set 1 or 0\n"
     assert done.stderr == (why if said == "enable" else "")
+
+
+def test_a_tool_that_a_rank_starts_pays_nothing(tmp_path: Path) -> None:
+    environ = recorded.environment(tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    code = "import sys; print('rankscope.rank.runtime' in sys.modules)"
+    for attached, loads in (("", True), ("1", False)):  # by a rank that has the number 1
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environ | {family.ATTACHED: attached},
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stdout == f"{loads}\n"
+
+
+def test_numbers_that_the_script_closes_and_uses_are_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    done = recorded.run(tmp_path / "run", "closes_numbers.py", str(tmp_path / "own"), launched=True)
+    assert done.returncode == 0, done.stderr
+    written = [(tmp_path / "own" / f"user{number}").read_bytes() for number in range(8)]
+    assert written == [b"weights"] * 8
+    (rank,) = recorded.read(tmp_path / "run")
+    assert [line.message for line in rank.of(schema.LogLine)] == ["hello from the user"]
+    assert "closes_numbers.py" in (rank.directory / STACKS).read_text()
+
+
+def test_the_start_fails_for_settings_only(tmp_path: Path) -> None:
+    """Without a collector, and with an argument that is no UTF-8."""
+    (tmp_path / "test" / "node" / "collector.log").mkdir(parents=True)  # cannot be opened
+    code = "import rankscope; rankscope.init(); print('started')"
+    environ = recorded.environment(tmp_path, RANKSCOPE="0", RANKSCOPE_COLLECTOR="1")
+    environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    done = subprocess.run(
+        [os.fsencode(sys.executable), b"-c", code.encode(), b"\xff\xfe.yaml"], env=environ,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("started\n", "")
+    (rank,) = recorded.read(tmp_path)
+    (started,) = rank.of(schema.RunStarted)
+    assert started.command[-1] == "??.yaml"
+    (event,) = [event for event in rank.of(schema.Event) if event.name == "no collector"]
+    assert "collector.log" in event.fields["reason"]
+
+
+def test_text_that_is_no_utf_8_is_recorded(watching: Watching) -> None:
+    name = os.fsdecode(b"\xff.bin")
+    watching.context.log_line(30, name, fields={name: name})
+    watching.context.error("OSError", name, traceback=name)
+    (line,), (error,) = watching.of(schema.LogLine), watching.of(schema.ErrorRaised)
+    assert (line.message, line.fields) == ("?.bin", {"?.bin": "?.bin"})
+    assert (error.message, error.traceback) == ("?.bin", "?.bin")

@@ -42,7 +42,7 @@ _ENDED_BY_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_by")
 _BY_WAIT = schema.ENDED_BY.index("wait")
 _BY_ERROR = schema.ENDED_BY.index("error")
 _HEADER_BYTES, _SLOT_BYTES = ring.HEADER_BYTES, ring.COLLECTIVE_SLOT.size
-_MAX_CALL_SITES = 50_000
+MAX_CALL_SITES = 50_000
 # Calls between two readings of our own CPU time: a prime, so that the calls measured fall on
 # recorded and on thinned steps alike, whatever number of them a step has.
 MEASURE_EVERY = 17
@@ -295,7 +295,7 @@ class Recorder:
         backend = backend_of(process_group)
         group = Group(sum(self._instances.values()), label, ranks, weakref.ref(process_group))
         index = journal.INDEXED.pack(group.index)
-        self.journal.append(journal.GROUP, index + label.encode(), urgent=True)
+        self.journal.append(journal.GROUP, index + label.encode(errors="replace"), urgent=True)
         self.record(
             schema.GroupDefined(
                 **self.here(),
@@ -431,7 +431,7 @@ class CallSites:
         """Return the number of the line of a frame, known from then on; 0: there are too many."""
         code = frame.f_code
         number = self.of_line(code, frame.f_lineno)
-        if number and len(self.known) < _MAX_CALL_SITES:
+        if number and len(self.known) < MAX_CALL_SITES:
             self.known[id(code), frame.f_lasti] = number, code
         return number
 
@@ -439,11 +439,13 @@ class CallSites:
         """Return the number of a line, 0 when there are too many."""
         number = self._by_line.get((code, line))
         if number is None:
-            if len(self._by_line) >= _MAX_CALL_SITES:
+            if len(self._by_line) >= MAX_CALL_SITES:
                 return 0
             number = self._by_line[code, line] = len(self._by_line) + 1
             text = f"{code.co_filename}:{line} {code.co_name}"
             self._journal.append(
-                journal.CALL_SITE, journal.INDEXED.pack(number) + text.encode(), urgent=True
+                journal.CALL_SITE,
+                journal.INDEXED.pack(number) + text.encode(errors="replace"),
+                urgent=True,
             )
         return number

@@ -51,6 +51,7 @@ class Agent:
         self._knows_backend = False
         self._knows_steps = False
         self._collector_due_ns = 0
+        self._no_collector = ""  # why the last one could not be started
 
     def _new_control(self) -> Control:
         control = Control(self.context, self)
@@ -105,6 +106,7 @@ class Agent:
         install.__qualname__ = f"install of hook {hook.name}"
         return install
 
+    @guarded
     def open(self, who: identity.RankIdentity) -> None:
         """Open the recorder for this rank. A full disk costs the record, never the run."""
         context = self.context
@@ -261,8 +263,14 @@ class Agent:
     def _watch_collector(self, run: Path) -> None:
         """See that a collector runs: the first rank of a node starts it, and again if it died."""
         self._collector_due_ns = time.monotonic_ns() + _WATCH_COLLECTOR_NS
-        if self.context.settings.collector:
+        if not self.context.settings.collector:
+            return
+        try:
             ensure_collector(run, self._environ)
+        except OSError as error:  # no room, no process or descriptor left: it is tried again
+            if str(error) != self._no_collector:
+                self._no_collector = str(error)
+                self.context.event("no collector", {"reason": self._no_collector})
 
     def _forked(self) -> None:
         context = self.context

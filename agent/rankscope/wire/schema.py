@@ -9,7 +9,7 @@ All times are wall-clock nanoseconds of the host that measured them unless a nam
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -414,6 +414,28 @@ STRING_COLUMNS = SAMPLE_STRING_COLUMNS | {
 }  # fmt: skip
 FLOAT_COLUMNS = SAMPLE_FLOAT_COLUMNS
 
-encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 decode_batch = msgspec.msgpack.Decoder(Batch).decode
 decode_record = msgspec.msgpack.Decoder(AnyRecord).decode
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """Return the bytes of a record or a batch.
+
+    Arguments, names of files and what programs print may hold bytes that are no UTF-8: they
+    become question marks.
+    """
+    try:
+        return _encode(record)
+    except UnicodeEncodeError:
+        return _encode(_encodable(msgspec.to_builtins(record)))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(item) for item in value]
+    return value

@@ -212,8 +212,8 @@ class Launcher:
             attempt=0,
             rank=schema.NODE_RANK,
             time_ns=time.time_ns(),
-            name=_printable(self._settings.name or naming.title(self._command)),
-            command=[_printable(word) for word in environment.command(self._command)],
+            name=self._settings.name or naming.title(self._command),
+            command=environment.command(self._command),
             launcher=naming.launcher_kind(self._command),
         )
 
@@ -305,11 +305,6 @@ def _child_environment(
     variables.pop("RANKSCOPE_ATTACHED", None)  # of an agent in this process: the ranks are others
     variables["PYTHONPATH"] = os.pathsep.join([site, *(path for path in others if path)])
     return variables
-
-
-def _printable(text: str) -> str:
-    """Return text that can be encoded: arguments may hold bytes that are no UTF-8."""
-    return text.encode(errors="replace").decode()
 
 
 def _in_foreground() -> bool:

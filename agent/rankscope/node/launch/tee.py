@@ -111,7 +111,7 @@ class Tee:
                     data = _read(channel.source)
                     if not data or not _write_all(channel.sink, data):
                         return
-                    indexing.run(lambda indexer, data=data: indexer.feed(data))
+                    indexing.run(LineIndexer.feed, data)
                 elif self._is_over():
                     return
                 indexing.run(LineIndexer.tick)
@@ -136,12 +136,12 @@ class _Indexing:
         self._stream, self._failed = stream, failed
         self._indexer: LineIndexer | None = make_indexer(stream)
 
-    def run(self, part: Callable[[LineIndexer], None]) -> None:
+    def run(self, part: Callable[..., None], *arguments: bytes) -> None:
         """Let the indexer do a part of its work, if it has not failed."""
         if self._indexer is None:
             return
         try:
-            part(self._indexer)
+            part(self._indexer, *arguments)
         except Exception as error:  # noqa: BLE001 - guard of this thread: the command needs it
             self._indexer = None
             self._failed(self._stream, error)

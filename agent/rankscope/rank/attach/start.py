@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rankscope.process.family import ATTACHED, is_rank, name_family
+from rankscope.process.family import ATTACHED, is_inherited, is_rank, name_family
 from rankscope.rank.guard import guarded, say
 from rankscope.rank.imports import when_imported
 
@@ -68,9 +68,9 @@ def attach_from_environment() -> None:
     if value not in _YES:
         _say_why(f"RANKSCOPE={value!r}: set 1 or 0")
         return
-    if is_rank(os.environ):
+    if is_rank(os.environ) and not is_inherited(os.environ):
         _start_by_environment()
-    else:  # perhaps a tool that the job runs: it pays nothing
+    else:  # perhaps a tool that the job or a rank runs: it pays nothing
         when_imported("torch", _start_by_environment)
 
 

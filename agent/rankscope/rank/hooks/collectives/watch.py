@@ -24,7 +24,7 @@ from rankscope.rank.hooks.collectives.functional import Results, patch_wait_tens
 from rankscope.rank.hooks.collectives.last_calls import drain
 from rankscope.rank.hooks.collectives.operators import Operator
 from rankscope.rank.hooks.collectives.outside import Registrations
-from rankscope.rank.recorder import Recorder
+from rankscope.rank.recorder import MAX_CALL_SITES, Recorder
 from rankscope.wire import schema
 
 _MAX_FRAMES = 40
@@ -292,7 +292,8 @@ class Watch:
 
     def _is_inside_torch(self, code: Any) -> tuple[bool, Any]:
         inside = code.co_filename.startswith(self._not_the_user), code
-        self._inside_torch[id(code)] = inside
+        if len(self._inside_torch) < MAX_CALL_SITES:  # a script may make code anew in each step
+            self._inside_torch[id(code)] = inside
         return inside
 
 
