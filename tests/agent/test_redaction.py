@@ -125,3 +125,23 @@ def test_environment_and_command_line_are_cleaned() -> None:
     assert environment.command(words) == [
         "train.py", "--hub=***", "s3://user:***@bucket", "--api-key", "***", "--lr=1",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["token:cat|", "key=", "token:5|", "password:'a|", "--key v "])
+def test_a_long_line_takes_time_in_proportion(part: str) -> None:
+    def seconds(num_parts: int) -> float:
+        text, taken = part * num_parts, []
+        for _ in range(5):
+            begun = time.thread_time()
+            redact(text)
+            taken.append(time.thread_time() - begun)
+        return min(taken)
+
+    num_parts = 16_000 // len(part)
+    assert seconds(2 * num_parts) < 2.5 * seconds(num_parts)
+
+
+def test_a_long_secret_goes_to_its_end() -> None:
+    secret = "a1" * 5_000
+    assert redact(f"token={secret} after") == "token=*** after"
+    assert redact(f"token='{secret}' after") == "token='***' after"

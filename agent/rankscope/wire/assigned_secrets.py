@@ -20,7 +20,10 @@ ASSIGNED = re.compile(
 )
 OPTION = re.compile(rf"(?<![\w-])(--?{_NAME})(\s{{1,4}})(?=[^\s-])")
 # a quoted value up to its closing quote, also of JSON inside a string
-_VALUE = re.compile(r"(\\?\")([^\"\\\n]+)|(\\?')([^'\\\n]+)|()([^\s\"',;&]+)")
+_VALUE = r"(\\?\")([^\"\\\n]{1,%s})|(\\?')([^'\\\n]{1,%s})|()([^\s\"',;&]{1,%s})"
+_MAX_LOOK = 512  # characters of a value that decide: each name of a long line may have all its rest
+_HEAD = re.compile(_VALUE.replace("%s", str(_MAX_LOOK)))
+_WHOLE = re.compile(_VALUE.replace("%s", ""))
 _STEM = re.compile(
     r"(?i)pass|pwd|secret|cred|token|key|auth|cookie|jwt|bearer|signature|hook|dsn|otp"
 )
@@ -48,13 +51,14 @@ def _hide(names: re.Pattern[str], text: str) -> str:
     for match in names.finditer(text):
         if match.start() < done or not _STEM.search(match.group(1)):
             continue  # inside a value that is hidden, or a name like most
-        value = _VALUE.match(text, match.end())
-        if value is None:
+        head = _HEAD.match(text, match.end())
+        if head is None:
             continue
-        opening, bare = (part for part in value.groups() if part is not None)
+        opening, bare = (part for part in head.groups() if part is not None)
         if bare != HIDDEN and _is_secret(match.group(1), bare, is_said=" is" in match.group(2)):
             parts += (text[done : match.end()], opening, HIDDEN)
-            done = value.end()
+            whole = _WHOLE.match(text, match.end())
+            done = head.end() if whole is None else whole.end()
     return "".join((*parts, text[done:])) if parts else text
 
 

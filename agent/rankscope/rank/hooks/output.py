@@ -30,6 +30,7 @@ from rankscope.wire.redaction import redact
 
 _DESCRIPTORS = dict(zip(journal.STREAMS, (1, 2), strict=True))
 MAX_PART = 16_000  # characters of one line without its end
+_MAX_BODY = journal.MAX_BODY_BYTES - 100  # bytes of text in one frame
 _BYTES_PER_SECOND, _BURST_BYTES = 256 << 10, 2 << 20
 _PYTHON_ONLY = "writes of Python code (C and C++ are not seen; use rankscope run, or redirect it)"
 
@@ -121,9 +122,10 @@ def _wrap(context: Context, name: str) -> str:
     original = stream.write
     take = Writes(context, name).take
 
-    def write(text: Any) -> Any:
-        result = original(text)
-        take(text)
+    def write(*args: Any, **kwargs: Any) -> Any:  # a stream of the script's own may take more
+        result = original(*args, **kwargs)
+        if args:
+            take(args[0])
         return result
 
     try:
@@ -168,11 +170,14 @@ class Writes:
         self._append(recorder, whole)
 
     def _append(self, recorder: Any, whole: str) -> None:
-        data = redact(whole).encode(errors="replace")[: journal.MAX_BODY_BYTES - 100]
-        if not self._bucket.take(time.monotonic(), len(data) + journal.OUTPUT_HEAD.size):
+        if len(whole) > _MAX_BODY:  # at white space, as half a secret is not known for one
+            whole = whole[:_MAX_BODY].rsplit(None, 1)[0]
+        num_bytes = len(whole.encode(errors="replace"))
+        if not self._bucket.take(time.monotonic(), num_bytes + journal.OUTPUT_HEAD.size):
             self._suppressed += whole.count("\n") + 1
             recorder.count_drop("too many alike")
             return
+        data = redact(whole).encode(errors="replace")[:_MAX_BODY]
         if self._suppressed:
             self._report()
         head = journal.OUTPUT_HEAD.pack(time.time_ns(), recorder.step & 0xFFFFFFFF, self._index)
