@@ -15,7 +15,6 @@ from rankscope.process import family
 from rankscope.rank.attach import start
 from rankscope.wire import schema
 from tests.agent import recorded
-from tests.agent.watching import Watching
 from tests.matrix.launch import torch_version
 
 pytestmark = pytest.mark.core
@@ -311,12 +310,3 @@ def test_the_start_fails_for_settings_only(tmp_path: Path) -> None:
     assert started.command[-1] == "??.yaml"
     (event,) = [event for event in rank.of(schema.Event) if event.name == "no collector"]
     assert "collector.log" in event.fields["reason"]
-
-
-def test_text_that_is_no_utf_8_is_recorded(watching: Watching) -> None:
-    name = os.fsdecode(b"\xff.bin")
-    watching.context.log_line(30, name, fields={name: name})
-    watching.context.error("OSError", name, traceback=name)
-    (line,), (error,) = watching.of(schema.LogLine), watching.of(schema.ErrorRaised)
-    assert (line.message, line.fields) == ("?.bin", {"?.bin": "?.bin"})
-    assert (error.message, error.traceback) == ("?.bin", "?.bin")

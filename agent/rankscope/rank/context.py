@@ -7,8 +7,10 @@ What they ask of the runtime is in the protocol `Runtime`; nothing here knows mo
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any, ClassVar, Literal, Protocol
 
 from rankscope.files import identity, ring
@@ -127,6 +129,7 @@ class Context:
     def patch(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace an attribute of a class or module until the scope is closed.
 
+        A function gets the name, the signature and the attributes of the one that it replaces.
         What the script has put over it meanwhile stays, and ours inside it.
         """
         if (owner, name) in self._foreign:
@@ -139,7 +142,9 @@ class Context:
             else:
                 self._foreign.add((owner, name))
 
-        leave_out_of_warnings(replacement)
+        if isinstance(replacement, FunctionType):
+            functools.update_wrapper(replacement, original)
+            leave_out_of_warnings(replacement)
         setattr(owner, name, replacement)
         self.scope.add(restore)
 

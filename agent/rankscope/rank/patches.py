@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 from rankscope.rank.guard import guarded
@@ -30,12 +30,12 @@ class UndoScope(contextlib.ExitStack):
 
 
 def leave_out_of_warnings(wrapper: Any) -> None:
-    """Let `stacklevel` of a warning count past the frames of a wrapper, if it is a function.
+    """Let `stacklevel` of a warning count past the frames of a wrapper, a function.
 
     So a warning names the user's code, not our wrapper between it and the function that warns.
     """
-    if isinstance(wrapper, FunctionType) and _NOT_COUNTED not in wrapper.__code__.co_filename:
-        code = wrapper.__code__
+    code = wrapper.__code__
+    if _NOT_COUNTED not in code.co_filename:
         wrapper.__code__ = code.replace(co_filename=code.co_filename + _NOT_COUNTED)
 
 

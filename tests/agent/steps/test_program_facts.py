@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,3 +171,12 @@ def test_a_rank_with_several_stages_stands_where_its_first_one_does(watching: Wa
     last = watching.of(schema.RankRegistered)[-1]
     assert (last.stage, last.num_stages, last.num_local_stages) == (0, 2, 2)
     assert (last.schedule, last.num_microbatches) == ("ScheduleInterleaved1F1B", 4)
+
+
+def test_text_that_is_no_utf_8_is_recorded(watching: Watching) -> None:
+    name = os.fsdecode(b"\xff.bin")
+    watching.context.log_line(30, name, fields={name: name})
+    watching.context.error("OSError", name, traceback=name)
+    (line,), (error,) = watching.of(schema.LogLine), watching.of(schema.ErrorRaised)
+    assert (line.message, line.fields) == ("?.bin", {"?.bin": "?.bin"})
+    assert (error.message, error.traceback) == ("?.bin", "?.bin")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, ClassVar
 
 from rankscope.rank.context import Context, HookSkipped
 from rankscope.rank.guard import guarded
+from rankscope.rank.patches import leave_out_of_warnings
 from rankscope.rank.steps import EndedStep, _now
 
 
@@ -60,31 +62,54 @@ class Copies:
             if not is_patched and torch.cuda.is_initialized():
                 is_patched = True
                 for name in ("to", "cuda"):
-                    context.patch(torch.Tensor, name, timed(context, getattr(torch.Tensor, name)))
+                    original = getattr(torch.Tensor, name)
+                    context.patch(torch.Tensor, name, TimedMethod(context, original))
 
         context.listen("step", step)
         return "Tensor.to and Tensor.cuda, from the first step on that uses CUDA"
 
 
-def timed(context: Context, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of Tensor, timed where it moves data from the host in the main thread."""
-    import torch
+class TimedMethod:
+    """A method of Tensor, timed where it moves data from the host in the main thread.
 
-    clock = context.clock
-    is_compiling = torch.compiler.is_compiling
+    `__torch_function__` of the script's classes and modes gets what Tensor has under this name,
+    and looks for it among the methods that it knows: it is equal to the one that it replaces.
+    """
 
-    @guarded
-    def copied(result: Any, began_ns: int) -> None:
-        if result.is_cuda and clock.is_ours():
-            clock.copy_ns += _now() - began_ns
+    def __init__(self, context: Context, original: Callable[..., Any]) -> None:
+        import torch
 
-    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or self.is_cuda:
-            return original(self, *args, **kwargs)
+        self._original, self._clock = original, context.clock
+        self._is_compiling = torch.compiler.is_compiling
+
+    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method."""
+        if self._is_compiling() or tensor.is_cuda:
+            return self._original(tensor, *args, **kwargs)
         began_ns = _now()
-        result = original(self, *args, **kwargs)
-        copied(result, began_ns)
+        result = self._original(tensor, *args, **kwargs)
+        self._copied(result, began_ns)
         return result
 
-    copy.__name__, copy.__doc__ = original.__name__, original.__doc__
-    return copy
+    @guarded
+    def _copied(self, result: Any, began_ns: int) -> None:
+        if result.is_cuda and self._clock.is_ours():
+            self._clock.copy_ns += _now() - began_ns
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._original == (other._original if isinstance(other, TimedMethod) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __reduce__(self) -> Any:
+        return self._original.__reduce__()
+
+
+leave_out_of_warnings(TimedMethod.__call__)

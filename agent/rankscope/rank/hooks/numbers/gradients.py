@@ -135,9 +135,11 @@ class Clipping:
         import torch.nn.utils
         import torch.nn.utils.clip_grad as module
 
-        original = module.clip_grad_norm_
+        original, is_compiling = module.clip_grad_norm_, torch.compiler.is_compiling
 
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
             total = original(*args, **kwargs)
             clipped(total, args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0))
             return total
@@ -150,7 +152,6 @@ class Clipping:
                 if context.metrics.due:
                     context.metrics.put_tensor("gradient_norm", context.metrics.clipped)
 
-        clip_grad_norm_.__wrapped__ = original  # type: ignore[attr-defined]
         context.patch_all((module, torch.nn.utils), "clip_grad_norm_", clip_grad_norm_)
         return "clip_grad_norm_"
 

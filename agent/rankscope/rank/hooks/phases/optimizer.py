@@ -99,26 +99,37 @@ def take_compiled(context: Context) -> None:
 def _with_timed_closure(clock: StepClock, args: Any, kwargs: Any) -> Any:
     """Return the arguments of `step` with its closure timed: it computes forward and backward."""
     if len(args) > 1 and callable(args[1]):
-        return (args[0], _timed(clock, args[1]), *args[2:]), kwargs
+        return (args[0], _TimedClosure(clock, args[1]), *args[2:]), kwargs
     if callable(kwargs.get("closure")):
-        return args, kwargs | {"closure": _timed(clock, kwargs["closure"])}
+        return args, kwargs | {"closure": _TimedClosure(clock, kwargs["closure"])}
     return None
 
 
-def _timed(clock: StepClock, closure: Callable[..., Any]) -> Callable[..., Any]:
-    @guarded
-    def enter(phase: int) -> None:
-        clock.enter(phase)
+class _TimedClosure:
+    """A closure of the script, timed. Its attributes are the closure's: optimizers read them."""
 
-    def timed_closure(*args: Any, **kwargs: Any) -> Any:
-        enter(FORWARD)
+    __slots__ = ("_closure", "_enter")
+
+    def __init__(self, clock: StepClock, closure: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_closure", closure)
+        object.__setattr__(self, "_enter", guarded(clock.enter))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the closure."""
+        self._enter(FORWARD)
         try:
-            return closure(*args, **kwargs)
+            return self._closure(*args, **kwargs)
         finally:
-            enter(OPTIMIZER)
+            self._enter(OPTIMIZER)
 
-    leave_out_of_warnings(timed_closure)
-    return timed_closure
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._closure, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._closure, name, value)
+
+
+leave_out_of_warnings(_TimedClosure.__call__)
 
 
 class GradientScaler:
