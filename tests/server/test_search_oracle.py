@@ -438,6 +438,19 @@ def test_a_search_over_all_runs_finds_and_counts_those_of_its_project(
             assert counted == expected
 
 
+def test_the_facet_of_runs_knows_the_groups_of_those_that_are_not_chosen(several: Several) -> None:
+    node = parse("-(project:red group:dp)", NOW_NS)
+    other = next(line.fields["run"] for line in several.lines
+                 if PROJECTS[line.fields["run"]] != "Red")  # fmt: skip
+    query = LogQuery(node, {"run": Names("run", (other,))}, project="Red")
+    with several.engine.connect() as connection:
+        found = Search(connection, None, query).page(1)
+    own = [line for line in several.lines if PROJECTS[line.fields["run"]] == "Red"]
+    assert found.counts.facet("run") == Counter(
+        line.fields["run"] for line in own if plainly(node, line)
+    )
+
+
 def of_line(line: Line, name: str) -> Any:
     """Return the value of a facet."""
     run_id = line.fields["run"]

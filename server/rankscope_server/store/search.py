@@ -223,7 +223,8 @@ class Search:
     def __init__(self, connection: sa.Connection, run_id: str | None, query: LogQuery) -> None:
         self._connection, self._run_id = connection, run_id
         groups = Groups(connection, run_id, query.project)
-        node = groups.resolved(query.node, query.whole)
+        # not by the filters: the facet of runs counts those that its own filter leaves out
+        node = groups.resolved(query.node, query.base)
         self.query = replace(query, node=node)
         self.base, self.whole = self.query.base, self.query.whole
         self.read_bytes = 0
