@@ -288,6 +288,7 @@ def test_a_rule_that_is_switched_off_closes_its_alerts(desk: Desk, receiver: Rec
     desk.look()
     (rule,) = desk.ask("GET", "/rules")["rules"]
     assert not rule.pop("is_from_file")
+    assert not rule.pop("never")
     desk.ask("PUT", f"/rules/{rule.pop('id')}", json=rule | {"is_enabled": False})
     desk.look()
     assert receiver.wait(2)[1].json["event"] == "closed"

@@ -82,6 +82,11 @@ FLOATS = {
 }
 
 
+# Keys of what was just drawn are known after the frame that shows it.
+AFTER_EFFECTS = """() => new Promise((done) =>
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"""
+
+
 class Task(NamedTuple):
     """A row of the table."""
 
@@ -128,6 +133,7 @@ def act(page: Any, action: str) -> None:
         here = urlsplit(page.url).path.rpartition("/")[2]
         if floats := FLOATS.get(keys, FLOATS.get(f"{here} {keys}")):
             page.locator(floats).first.wait_for()
+            page.evaluate(AFTER_EFFECTS)
 
 
 def shown_at(page: Any, place: str) -> str:
