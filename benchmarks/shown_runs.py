@@ -44,7 +44,7 @@ def train(url: str, run: str, ranks: int, *options: str) -> None:
 
 
 def simulate(url: str) -> None:
-    """Send a run that goes on, one that hangs, those of the weeks before, and two preflights."""
+    """Send a live run, one that hangs, those of the weeks before, and two preflights."""
     now_ns = time.time_ns()
     for week in range(NUM_WEEKS, 0, -1):
         seed_run(

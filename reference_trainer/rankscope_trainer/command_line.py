@@ -191,5 +191,5 @@ def _check_checkpoints(settings: Settings) -> None:
             "Let checkpoint_every be a multiple of validate_every",
         )
     if settings.resume_from == "best" and not (settings.resume and settings.checkpoint_dir):
-        problem = "the run goes on from no checkpoint"
+        problem = "the run continues from no checkpoint"
         raise SettingError("resume_from", problem, "Give a checkpoint_dir, and leave out no-resume")

@@ -216,7 +216,7 @@ class Settings:
     resume: bool = _setting(True, "Go on from a checkpoint, if there is one.")
     resume_from: str = _setting(
         "newest",
-        "The checkpoint to go on from; best: that with the least loss, and those after it go.",
+        "The checkpoint to continue from; best: that with the least loss, and those after it go.",
         choices=("newest", "best"),
     )
 

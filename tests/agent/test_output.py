@@ -19,6 +19,7 @@ from rankscope.files import journal
 from rankscope.node.launch.naming import tee_variables
 from rankscope.node.ranks.outputs import RankOutput
 from rankscope.output.lines import TEE_VARIABLE
+from rankscope.rank import guard
 from rankscope.rank.hooks.output import Writes, source_of
 from rankscope.wire import schema
 from tests.agent import recorded
@@ -187,6 +188,21 @@ def test_writes_of_many_threads_lose_nothing() -> None:
     for thread in threads:
         thread.join()
     assert set(kept.lines) == {f"thread {name} line {n}" for name in range(4) for n in range(300)}
+
+
+@pytest.mark.parametrize(
+    ("text", "kept_text"),
+    [(" " * journal.MAX_BODY_BYTES, ""), ("word" + " " * journal.MAX_BODY_BYTES + "end", "word")],
+)
+def test_a_long_write_of_blanks_is_cut_without_an_error(text: str, kept_text: str) -> None:
+    kept: Any = Journal()
+    guard.failures.clear()
+    writes = Writes(kept, "stdout")
+    for _ in range(4):  # three failures would switch it off
+        writes.take(f"{text}\n")
+    writes.take("after\n")
+    assert not guard.failures
+    assert [line.strip() for line in kept.lines] == [*[kept_text] * 4, "after"]
 
 
 def test_a_flood_of_writes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A run that goes on with another number of ranks trains what it would have trained undisturbed."""
+"""A run that continues with another number of ranks trains what it would have trained without."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class HangStopped(_Hang):  # a debugger, or a batch system
 
 
 class SwallowedException(Fault):
-    """An exception ends the rank's step early; the script logs it and goes on, out of step."""
+    """An exception ends the rank's step early; the script logs it and continues, out of step."""
 
     name = "swallowed_exception"
     finding = "desync"

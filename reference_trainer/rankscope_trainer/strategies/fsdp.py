@@ -18,7 +18,7 @@ gradients would vanish in fp16, so there the loss is scaled up first, and the gr
 With `checkpoint_activations` a block keeps only its input and computes the rest again in backward.
 
 A checkpoint has each tensor as a whole, in parts that say which they are: another number of ranks
-reads other parts of the same tensors (resharding), and goes on.
+reads other parts of the same tensors (resharding), and continues.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class Writes:
 
     def _append(self, recorder: Any, whole: str) -> None:
         if len(whole) > _MAX_BODY:  # at white space, as half a secret is not known for one
-            whole = whole[:_MAX_BODY].rsplit(None, 1)[0]
+            whole = next(iter(whole[:_MAX_BODY].rsplit(None, 1)), "")
         num_bytes = len(whole.encode(errors="replace"))
         if not self._bucket.take(time.monotonic(), num_bytes + journal.OUTPUT_HEAD.size):
             self._suppressed += whole.count("\n") + 1

@@ -8,7 +8,7 @@
 
 `inbox` is an RRef, a reference to an object of another process; what arrives is served by threads
 of the library (`torch.distributed.rpc`, TensorPipe), so a server takes calls while it computes.
-Such a thread must not wait until a worker may go on, for there are only a few: `async_execution`
+Such a thread must not wait until a worker may continue, for there are only a few: `async_execution`
 lets it return a future at once, whose result is sent when there is one.
 
 Calls pass by the process group, and so by what counts its messages: what is sent in a step is as

@@ -38,7 +38,7 @@ class Layout:
 
 
 def can_recut(settings: Settings) -> bool:
-    """Return whether other numbers of ranks may go on: only between steps that end for all."""
+    """Return whether other numbers of ranks may continue: only between steps that end for all."""
     return settings.consistency == "sync" and not settings.backup_workers
 
 

@@ -1,4 +1,4 @@
-"""Other stages out of the weights of stages: a pipeline that goes on with more ranks, or fewer.
+"""Other stages out of the weights of stages: a pipeline that continues with more ranks, or fewer.
 
     3 ranks   0 1 2 | 3 4 | 5 6 7        each part names its tensors as the whole model does, so
     2 ranks   0 1 2 3 | 4 5 6 7          every rank takes from all parts what it holds now
