@@ -25,6 +25,7 @@ from rankscope_server.access.oidc import issuer_of
 from rankscope_server.alerts import from_file
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
+from rankscope_server.certificate import RENEW_SECONDS, Certificate
 from rankscope_server.connections import allow_many_connections, protocol
 from rankscope_server.settings import (
     SETTINGS,
@@ -58,6 +59,9 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, settings: Settings, url: str) -> None:
         super().__init__(config)
         self._settings, self._url = settings, url
+        if settings.tls_cert:
+            self._certificate = Certificate(settings.tls_cert, settings.tls_key)
+            config.callback_notify, config.timeout_notify = self._renew, RENEW_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept requests, then print the address."""
@@ -71,6 +75,10 @@ class Server(uvicorn.Server):
         if service is not None:
             service.broker.close()
         super().handle_exit(sig, frame)
+
+    async def _renew(self) -> None:
+        if self.config.ssl is not None:
+            self._certificate.renew(self.config.ssl)
 
 
 def serve(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rankscope_server import certificate
 from rankscope_server.prices import PriceList, price_list
 
 ENVIRONMENT_PREFIX = "RANKSCOPE_SERVER_"
@@ -569,9 +570,10 @@ def _check_tls(settings: Settings) -> None:
         if path and not os.access(path, os.R_OK):
             raise SettingsError(f"{name} {path!r} cannot be read: name another file")
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(settings.tls_cert, settings.tls_key or None, password="")
-    except (ssl.SSLError, OSError) as error:
+        certificate.load(
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.tls_cert, settings.tls_key
+        )
+    except OSError as error:
         raise SettingsError(
             f"tls_cert {settings.tls_cert!r} does not work with its key "
             f"{(settings.tls_key or settings.tls_cert)!r}: {error.args[-1]}; "

@@ -80,6 +80,12 @@ class ServerProcess:
         assert self.process.stdout is not None
         return self.process.stdout.read()
 
+    def wait_for_line(self, words: str) -> None:
+        """Read what it writes up to a line with some words; pytest bounds how long that takes."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        assert any(words in line for line in self.process.stdout), f"it ended without {words!r}"
+
     def end(self, number: int = signal.SIGTERM, timeout: float = 10.0) -> float:
         """Send a signal; return the seconds until the process was gone."""
         assert self.process is not None

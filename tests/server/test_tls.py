@@ -80,6 +80,26 @@ def test_https_is_spoken_and_its_authority_believed_by_setting(
     assert ask(server.url, "/api/v1/session", trusted, made.stdout.strip())["roles"] == ["read"]
 
 
+def test_a_new_certificate_is_taken_without_a_restart(start_server: Start, tmp_path: Path) -> None:
+    cert, key = make_pair(tmp_path)
+    flags = ("--tls-cert", str(cert), "--tls-key", str(key), "--log-level", "info")
+    server = start_server(*flags, RANKSCOPE_TOKEN=TOKEN)
+    first = to_environment(AgentSettings(ca_file=str(shutil.copy(cert, tmp_path / "first.pem"))))
+    new_cert, new_key = make_pair(tmp_path, "new")
+    second = to_environment(AgentSettings(ca_file=str(new_cert)))
+
+    # half of a renewal: the certificate is there before its key
+    os.replace(shutil.copy(new_cert, tmp_path / "arriving"), cert)
+    server.wait_for_line("is not used")
+    assert ask(server.url, "/api/v1/runs", first)["total"] == 0
+
+    os.replace(new_key, key)
+    server.wait_for_line("have the new certificate")
+    assert ask(server.url, "/api/v1/runs", second)["total"] == 0
+    with pytest.raises(HttpError, match=r"(?i)certificate verify failed"):
+        ask(server.url, "/api/v1/runs", first)
+
+
 def test_a_pair_that_does_not_fit_is_refused_before_the_start(tmp_path: Path) -> None:
     cert, key = make_pair(tmp_path)
     _, other = make_pair(tmp_path, "other")
