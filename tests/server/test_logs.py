@@ -340,6 +340,8 @@ def test_lines_around_one_of_its_rank_and_of_all(sender: Sender) -> None:
     assert [row["step"] for row in own["lines"]] == [190, 194, 198, 202, 206, 210, 214]
     everyone = sender.get(f"/logs/{line['id']}/context", lines=3, everyone=True)
     assert [row["step"] for row in everyone["lines"]] == [199, 200, 201, 202, 203, 204, 205]
+    alone = sender.get(f"/logs/{line['id']}/context", lines=0, everyone=True)
+    assert [row["step"] for row in alone["lines"]] == [202]
     gone = sender.client.get(f"/api/v1/runs/{sender.run_id}/logs/{1 << 40}/context")
     assert (gone.status_code, gone.json()["error"]["field"]) == (404, "id")
 

@@ -136,8 +136,10 @@ def context(
     ))  # fmt: skip
     search = Search(connection, run_id, LogQuery(node))
     place = Cursor(line.time_ns, line_id)
-    before = search.page(num_lines, place, is_counting=False).lines[::-1]
-    after = search.page(num_lines, place, is_counting=False, is_oldest_first=True).lines
+    before, after = list[FoundLine](), list[FoundLine]()
+    if num_lines:
+        before = search.page(num_lines, place, is_counting=False).lines[::-1]
+        after = search.page(num_lines, place, is_counting=False, is_oldest_first=True).lines
     rows = [_row(one) for one in (*before, found, *after)]
     return LogContext(line=_row(found), lines=rows)
 
