@@ -5,8 +5,8 @@
     python .ci/docs_tables.py update
     python .ci/docs_tables.py check
 
-The table of the README, those of docs/detectors.md, docs/thresholds.md, the faults in the trainer's
-README, and the labels of the pages in web/app/format.js. A test runs `check`.
+The table of the README, those of docs/detectors.md, docs/thresholds.md and docs/data.md, the faults
+in the trainer's README, and the labels of the pages in web/app/format.js. A test runs `check`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rankscope.data import kinds as data_kinds
 from rankscope_server.diagnose import DETECTORS
 from rankscope_server.findings import policy
 from rankscope_server.findings.kinds import KINDS, Kind, kinds_of
@@ -27,7 +28,7 @@ from rankscope_trainer.faults import FAULTS
 ROOT = Path(__file__).resolve().parents[1]
 README, DETECTORS_PAGE = ROOT / "README.md", ROOT / "docs" / "detectors.md"
 THRESHOLDS, LABELS = ROOT / "docs" / "thresholds.md", ROOT / "web" / "app" / "format.js"
-TRAINER = ROOT / "reference_trainer" / "README.md"
+TRAINER, DATA = ROOT / "reference_trainer" / "README.md", ROOT / "docs" / "data.md"
 UPDATE = "python .ci/docs_tables.py update"
 _ALL_KINDS = "[docs/detectors.md](docs/detectors.md#kinds-of-findings)"
 THRESHOLDS_HEAD = """# Thresholds
@@ -102,6 +103,22 @@ def faults_table() -> str:
     """Return all faults of the trainer with the findings that they lead to."""
     rows = ((f"`{f.name}`", f"`{f.finding}`", in_a_cell(f.sentence), f.size_text) for f in FAULTS)
     return table(("name", "finding", "what happens", "size (if you say nothing)"), rows)
+
+
+def data_table() -> str:
+    """Return the tables of a run with their columns; whole numbers have no type beside them."""
+    rows = []
+    for kind in data_kinds.KINDS:
+        fields = data_kinds.schema_of(kind)
+        columns = (f"`{field.name}`{_type_text(str(field.type))}" for field in fields)
+        rows.append((f"`{kind}`", ", ".join(columns)))
+    return table(("table", "columns"), rows)
+
+
+def _type_text(arrow: str) -> str:
+    if arrow.startswith("int"):
+        return ""
+    return " (text)" if arrow.startswith(("string", "dictionary")) else f" ({arrow})"
 
 
 def in_a_cell(sentence: str) -> str:
@@ -184,6 +201,7 @@ def documents() -> dict[Path, str]:
         README: between(README.read_text(), "kinds of findings", readme_table()),
         DETECTORS_PAGE: between(detectors, "what explains what", rules_table()),
         THRESHOLDS: thresholds(),
+        DATA: between(DATA.read_text(), "tables of a run", data_table()),
         TRAINER: between(TRAINER.read_text(), "faults", faults_table()),
         LABELS: with_labels(LABELS.read_text()),
     }

@@ -8,6 +8,11 @@ In a training script, only where you want to say more than the agent sees by its
     rankscope.log_metrics(step, loss=loss)
     with rankscope.phase("evaluation"): ...
     rankscope.stage(rank, world_size)         # of a pipeline that the script itself writes
+
+And where a run is looked at (`pip install 'rankscope[data]'`):
+
+    with rankscope.open("my-run") as run:
+        run.pandas("collectives", steps=(400, 500), ranks=[3])
 """
 
 from __future__ import annotations
@@ -24,8 +29,21 @@ __all__ = ["LoggingHandler", "init", "log_metrics", "phase", "set_step", "stage"
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for: each Python program of a job comes by here."""
+    if name == "open":  # not in __all__: `import *` is not to hide the built-in one
+        return _open_run()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rankscope.rank import api
 
     return getattr(api, name)
+
+
+def _open_run() -> Any:
+    from importlib import import_module  # by name: what runs in a rank never gets there
+
+    try:
+        return import_module("rankscope.data.run").open_run
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rankscope"):
+            raise
+        raise ImportError("rankscope.open needs pyarrow: pip install 'rankscope[data]'") from error

@@ -40,7 +40,8 @@ BODIES: dict[str, Any] = {
 }
 QUERIES = {
     "GET /api/v1/search": {"q": MARKER}, "GET /api/v1/net/blob": {"bytes": "1"},
-    "GET /api/v1/stream": {"topics": "*"},
+    "GET /api/v1/stream": {"topics": "*"}, "GET /api/v1/runs/{run}/chunks": {"kind": "steps"},
+    "GET /api/v1/runs/{run}/rows": {"kind": "ranks"},
 }  # fmt: skip
 
 

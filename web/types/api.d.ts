@@ -2105,6 +2105,13 @@ export interface RetentionProgress {
   failure: string;
 }
 
+/** Rows in the order of their keys. */
+export interface RowPage {
+  columns: string[];
+  rows: ((number | string | null)[])[];
+  after: string | null;
+}
+
 /** A rule. */
 export interface RuleRow {
   id: number;

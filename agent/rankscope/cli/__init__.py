@@ -27,6 +27,8 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.ask", "AskCommand"),
     ("rankscope.cli.runs", "RunsCommand"),
     ("rankscope.cli.diff", "DiffCommand"),
+    ("rankscope.cli.sql", "SqlCommand"),
+    ("rankscope.cli.export", "ExportCommand"),
     ("rankscope.cli.import_", "ImportCommand"),
     ("rankscope.cli.alerts", "AlertsCommand"),
     ("rankscope.cli.advice", "AdviceCommand"),

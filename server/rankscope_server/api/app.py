@@ -23,6 +23,7 @@ from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.communication import routes as communication
 from rankscope_server.api.compare import routes as compare
 from rankscope_server.api.cost import routes as cost
+from rankscope_server.api.data import routes as data
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.fleet import routes as fleet
 from rankscope_server.api.gone_away import GoneAway, bound_threads
@@ -67,7 +68,7 @@ ROUTERS = (
         for part in (runs, overview, report, findings, steps, selection, timeline, ranks)
     ),
     *(part.router for part in (machines, logs, communication, hang, resources, compare)),
-    *(part.router for part in (cost, fleet, parallelism, pictures, saved, what_if)),
+    *(part.router for part in (cost, data, fleet, parallelism, pictures, saved, what_if)),
     commands.router,
     preflight_results.router,
     preflight_network.router,

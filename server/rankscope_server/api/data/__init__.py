@@ -1,0 +1,1 @@
+"""What is stored of a run, page by page, for programs that compute with it."""
