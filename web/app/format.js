@@ -221,6 +221,7 @@ const KINDS = {
   busy_thread: 'Straggler: another thread holds it up',
   sequence_imbalance: 'More tokens than its peers',
   stopped_process: 'A process is stopped',
+  unequal_ranks: 'Ranks unequal from the start',
   hang: 'Hang',
   desync: 'Desync: ranks call different collectives',
   crash: 'Crash',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankscope_server.diagnose import (
+    balance,
     clocks,
     communication,
     crash,
@@ -27,6 +28,7 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     straggler.Straggler(),
     stalls.Stalls(),
     stalls.StoppedProcess(),
+    balance.Balance(),
     hang.Hang(),
     desync.Desync(),
     crash.RootCause(),

@@ -60,12 +60,19 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     Kind("cpu_limit", "Held up by a limit on processor time", ("straggler", "stalls"),
          _WHY_SLOW, _LASTING, True),
     Kind("busy_thread", "Straggler: another thread holds it up", _SLOW, _WHY_SLOW, _LASTING, True),
-    Kind(MORE_WORK, "More tokens than its peers", _SLOW,
+    Kind(MORE_WORK, "More tokens than its peers", ("straggler", "balance"),
          "this rank was given more tokens: not slower, more to do", _INFO, True),
     Kind(
         "stopped_process", "A process is stopped", ("stopped-process",),
         "this rank's process is kept from running by a signal, a debugger, a frozen control group "
         "or a pause of its machine, for so much of the time", COST, True,
+    ),
+    Kind(
+        "unequal_ranks", "Ranks unequal from the start", ("balance",),
+        "these ranks have been slower than the others of their role since the first step, which "
+        "wait for them so much of the time; which of them are as they should be is not known",
+        f"{COST}; info while it is short for how small it is", True,
+        confirmed_by=("drift", "gpu-health"),
     ),
     Kind(
         "hang", "Hang", ("hang",),

@@ -145,6 +145,16 @@ class Policy:
     stall_between_share: float = 0.5
     pause_share: float = 0.05  # of a step; pauses of the collector are measured, not guessed
 
+    # --- balance: unequal since the first step ---------------------------------------------
+    # Means of ten equal parts of a run are nearly independent, however steps follow each other, and
+    # few enough that each is long (batch means). Of equal ranks the means of ten parts differ by
+    # 6.6 standard errors in one case of 10,000 (Student's t, nine degrees of freedom).
+    unequal_parts: int = 10
+    unequal_t: float = 6.6
+    unequal_steps: int = 200  # twenty in each part, where they differ by less than `company_ratio`
+    # Of a role: fewer quick ones are less to do for these, not a level that others should reach.
+    unequal_quick_share: float = 0.25
+
     # --- straggler: a second signal ------------------------------------------------------
     # A clock 7 % below that of its peers is beyond the spread of healthy GPUs of one kind, which
     # run at the same clock or one step (15 MHz of about 1,700) apart.

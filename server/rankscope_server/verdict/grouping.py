@@ -255,7 +255,7 @@ def _only_they_differ(drift: Finding, effect: Finding) -> bool:
         _is_sure(drift)
         and bool(drift.ranks)
         and set(drift.ranks) == set(effect.ranks)
-        and (drift.severity == "critical" or effect.detector == "straggler")
+        and (drift.severity == "critical" or effect.detector in ("straggler", "balance"))
     )
 
 
@@ -288,8 +288,8 @@ _STOPS = (*_ENDS, "hang")
 _GPU_FAULTS = ("xid", "gpu_error", "ecc")
 _TRAINING = ("loss_spike", "divergence")
 _COSTS = (
-    "stopped_process", "straggler", "stalls", "slow_link", "data-loading", "communication",
-    "pipeline", "gpu-health", "memory-growth", "slow_checkpoint",
+    "stopped_process", "straggler", "stalls", "balance", "slow_link", "data-loading",
+    "communication", "pipeline", "gpu-health", "memory-growth", "slow_checkpoint",
     "lone_evaluation", "hot_shard",
 )  # fmt: skip
 
@@ -331,7 +331,8 @@ RULES: tuple[Rule, ...] = (
         "critical, and exactly the ranks that differ are those named", _only_they_differ,
     ),
     Rule(
-        ("throttle", "ecc", "xid", "gpu_error"), ("slow_compute", "thermal_or_power"),
+        ("throttle", "ecc", "xid", "gpu_error"),
+        ("slow_compute", "thermal_or_power", "unequal_ranks"),
         "the GPU of every slow rank", _slow_ranks,
     ),
     Rule(("memory_growth",), ("page_cache",), "the memory of every slow rank", _slow_ranks),
@@ -341,7 +342,7 @@ RULES: tuple[Rule, ...] = (
         lambda cause, slow: slow.kind == "slow_data" and _slow_ranks(cause, slow),
     ),
     Rule(
-        ("drift",), ("slow_compute", "host_contention", "thermal_or_power"),
+        ("drift",), ("slow_compute", "host_contention", "thermal_or_power", "unequal_ranks"),
         "hardware or settings, and exactly the ranks that differ are slow", _fits_hardware,
     ),
     Rule(
@@ -353,7 +354,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("straggler",), ("staleness",), "the gradients of a slow rank are old", _slow_rank_of),
     Rule(("hot_shard",), ("staleness",), "requests wait for the shard", _waits_for),
     Rule(
-        ("stopped_process", "straggler", "stalls", "desync", "hang", "slow_link"),
+        ("stopped_process", "straggler", "stalls", "balance", "desync", "hang", "slow_link"),
         ("communication_bound", "communication_advice"),
         "the network waits for those ranks, or for that link", _waits_for,
     ),

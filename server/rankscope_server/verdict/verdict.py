@@ -27,7 +27,7 @@ _ITS_OUTPUT = "its last lines of output, under Logs"
 # is said beside it.
 _CORE = frozenset({"straggler", "hang", "root-cause"})
 # What these say as info is short or unclear; what others say so is measured, and small.
-_SUSPECT = frozenset({"straggler", "stalls", "slow-link", "regression"})
+_SUSPECT = frozenset({"straggler", "stalls", "balance", "slow-link", "regression"})
 
 
 def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:

@@ -79,6 +79,7 @@ PICTURES: dict[str, tuple[Source, ...]] = {
     "stopped_process": (
         Source(stops, "no sample of the ranks' processes is stored", "samples"), _OWN,
     ),
+    "unequal_ranks": (_OWN,),
     "hang": (_ENDS,),
     "desync": (Source(calls, "the calls around it are not stored", "collectives"), _ENDS),
     "crash": (_ENDS,),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import NOT_HERE
-from rankscope_server.findings.statistics import median
+from rankscope_server.findings.statistics import Array, median
 from rankscope_server.findings.text import capital, percent_text, ranks_text
+from rankscope_server.observe.step_table import StepTable
 
 _NEAR = 4  # steps around a sampled one
 
@@ -95,3 +96,12 @@ def roles_of(window: Window) -> dict[int, Hashable]:
         rank: (known.role, known.stage, known.num_stages, known.num_microbatches)
         for rank, known in window.ranks.items()
     }
+
+
+def do_alike(table: StepTable, rows: Sequence[int], columns: Array) -> bool:
+    """Return whether all of them compute forwards and backwards, or none: else they differ by plan.
+
+    An actor beside a learner, or a server of parameters, may have less to do for good.
+    """
+    there = (median(table.get(name)[rows][:, columns], 1) > 0 for name in ("forward", "backward"))
+    return all(bool(one.all()) or not one.any() for one in there)

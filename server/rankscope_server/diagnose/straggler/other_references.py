@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.wire.formulas import throughput_loss
+from rankscope_server.diagnose.shared.comparison import do_alike
 from rankscope_server.diagnose.straggler.case import Case
 from rankscope_server.diagnose.straggler.events import lasts, seconds_of
 from rankscope_server.diagnose.window import Window
@@ -80,19 +81,10 @@ def _group_of(
     if len(columns) < policy.huge_steps:
         return None
     recent = columns[-policy.recent_steps :]
-    if not _do_alike(table, rows, recent):
+    if not do_alike(table, rows, recent):
         return None
     slowest = int(np.argmax(np.median(own[:, recent], axis=1)))
     return _Group(rows[slowest], [row for row in rows if row != rows[slowest]], columns, recent)
-
-
-def _do_alike(table: StepTable, rows: list[int], columns: Array) -> bool:
-    """Return whether all of them compute forwards and backwards, or none: else they differ by plan.
-
-    An actor beside a learner, or a server of parameters, may have less to do for good.
-    """
-    there = (median(table.get(name)[rows][:, columns], 1) > 0 for name in ("forward", "backward"))
-    return all(bool(one.all()) or not one.any() for one in there)
 
 
 def _case(window: Window, group: _Group) -> Case | None:
