@@ -9,9 +9,8 @@ from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from rankscope_server.verdict.answers import Look
-from tests.analysis.simulator import HEAVY, START_NS, Job, analyse, apply, record, say, wide
-
-END_NS = START_NS + 10**12
+from tests.analysis.records import grouped
+from tests.analysis.simulator import HEAVY, MS, START_NS, Job, analyse, apply, record, say, wide
 
 
 def work(num_ranks: int, num_steps: int, seed: int, sigma: float = 0.02) -> np.ndarray:
@@ -22,16 +21,28 @@ def work(num_ranks: int, num_steps: int, seed: int, sigma: float = 0.02) -> np.n
 
 
 def look_at(own_ms: np.ndarray, tokens: np.ndarray | None = None) -> Look:
-    state = RunState("run")
-    apply(state, wide(own_ms))
-    for rank, row in enumerate(tokens if tokens is not None else ()):
-        for step, given in enumerate(row.tolist(), 1):
-            state.apply_record(
-                schema.Metrics(
-                    attempt=0, rank=rank, time_ns=END_NS, step=step, values={"tokens": given}
-                )
+    """Return what is said of a run whose ranks are alive when all its steps have come."""
+    num_ranks, num_steps = own_ms.shape
+    state, last_ns = RunState("run"), START_NS + int((own_ms.max(0) + 2).sum() * MS)
+    items = wide(own_ms)
+    for _, what in items:
+        if isinstance(what, tuple):
+            what[1]["num_collectives"] = np.full(what[0].count, 3)
+    apply(state, items)
+    given = np.zeros((num_ranks, 0)) if tokens is None else tokens
+    for rank in range(num_ranks):
+        who = {"attempt": 0, "rank": rank, "time_ns": last_ns}
+        state.apply_record(grouped(**who, ranks=range(num_ranks), group="world", backend=""))
+        for step, count in enumerate(given[rank].tolist(), 1):
+            state.apply_record(schema.Metrics(**who, step=step, values={"tokens": count}))
+        at = schema.GroupState(group="world", issued=num_steps, ended=num_steps)
+        state.apply_record(
+            schema.RankState(
+                **who, step=num_steps, phase="forward", phase_since_ns=last_ns,
+                heartbeat_ns=last_ns, groups=[at],
             )
-    return state.look(END_NS)
+        )  # fmt: skip
+    return state.look(last_ns)
 
 
 def of_balance(look: Look) -> list[Finding]:
@@ -106,8 +117,7 @@ def test_more_tokens_are_said_as_such() -> None:
     (finding,) = of_balance(look)
     assert (finding.kind, finding.severity) == ("sequence_imbalance", "info")
     assert "were given 1.3\N{MULTIPLICATION SIGN} the tokens of rank 0" in finding.what
-    assert look.verdict is None
-    assert look.answer.state != "healthy"
+    assert look.answer.state == "advice"
 
 
 @pytest.mark.parametrize("num_quick", [1, 2])
@@ -145,3 +155,61 @@ def test_a_noisy_host_makes_no_rank_unequal(num_ranks: int) -> None:
         found += [f.what for f in look.findings if f.kind == "unequal_ranks"]
     say(f"{num_ranks} ranks on a noisy host: {found}")
     assert not found
+
+
+@pytest.mark.parametrize("how", ["each time another", "lengths", "jitter"])
+def test_work_that_is_uneven_from_step_to_step_is_said_with_its_size(how: str) -> None:
+    even = work(8, 600, seed=8)
+    chance = np.random.default_rng(9)
+    longer = {
+        "each time another": np.where(np.arange(8)[:, None] == np.arange(600) % 8, 1.3, 1.0),
+        "lengths": np.exp(chance.normal(0, 0.15, (8, 600))),
+        "jitter": np.where(chance.random((8, 600)) < 0.1, 1.5, 1.0),
+    }[how]
+    own_ms = even * longer
+    spread = even * longer.mean(axis=0)
+    look = look_at(own_ms)
+    assert look.verdict is None
+    (finding,) = of_balance(look)
+    assert (finding.kind, finding.ranks, finding.severity) == ("uneven_work", (), "info")
+    assert finding.cost_throughput_ratio == pytest.approx(saved(own_ms, spread), abs=0.04)
+    assert look.answer.state == "advice"
+    assert "another one the longest each time" in look.answer.text
+
+
+@pytest.mark.parametrize(("num_ranks", "slow"), [(16, range(8, 16)), (8, range(4))])
+def test_half_of_a_role_that_is_slow_on_and_off_is_no_health(num_ranks: int, slow: range) -> None:
+    even = work(num_ranks, 1200, seed=10)
+    own_ms = even.copy()
+    is_slow = (np.arange(1200) >= 200) & (np.arange(1200) % 50 < 25)
+    own_ms[np.ix_(slow, is_slow)] *= 1.4
+    look = look_at(own_ms)
+    (finding,) = of_balance(look)
+    assert finding.kind == "uneven_work"
+    assert finding.cost_throughput_ratio == pytest.approx(
+        saved(own_ms[:, 688:], even[:, 688:]), abs=0.03
+    )
+    assert f"mostly one of ranks {slow[0]} to {slow[-1]} the longest" in finding.what
+    assert look.answer.state == "advice"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8, 16])
+def test_ordinary_noise_is_health(num_ranks: int) -> None:
+    look = look_at(work(num_ranks, 300, seed=11))
+    assert not of_balance(look)
+    assert look.answer.state == "healthy"
+
+
+def test_a_slow_rank_makes_no_uneven_work_beside_it() -> None:
+    own_ms = work(8, 400, seed=12)
+    own_ms[3, 100:] *= 1.4
+    look = look_at(own_ms)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (3,)
+    assert not of_balance(look)
+
+
+def test_one_long_stop_is_no_uneven_work() -> None:
+    own_ms = work(4, 400, seed=13)
+    own_ms[2, 300] = 30_000.0
+    assert not of_balance(look_at(own_ms))

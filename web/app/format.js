@@ -222,6 +222,7 @@ const KINDS = {
   sequence_imbalance: 'More tokens than its peers',
   stopped_process: 'A process is stopped',
   unequal_ranks: 'Ranks unequal from the start',
+  uneven_work: 'Uneven work from step to step',
   hang: 'Hang',
   desync: 'Desync: ranks call different collectives',
   crash: 'Crash',

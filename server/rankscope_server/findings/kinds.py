@@ -75,6 +75,11 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
         confirmed_by=("drift", "gpu-health"),
     ),
     Kind(
+        "uneven_work", "Uneven work from step to step", ("balance",),
+        "in each step all wait for one rank, and each time for another: so much is lost; no rank "
+        "is named", _INFO, True,
+    ),
+    Kind(
         "hang", "Hang", ("hang",),
         "this rank never entered collective number n of this group; these ranks wait for it, and "
         "for whom they wait", _CRITICAL, True,

@@ -155,6 +155,11 @@ class Policy:
     # Of a role: fewer quick ones are less to do for these, not a level that others should reach.
     unequal_quick_share: float = 0.25
 
+    # Of ranks whose steps scatter by s the longest of n works about s * sqrt(2 ln n) more than the
+    # middle one: 3 % with 8 ranks of 2 %, 7 % with 1,024. A tenth is more than such ranks lose.
+    uneven_share: float = 0.10
+    uneven_most: float = 0.8  # of what is lost: where half of the ranks hold it, they are said
+
     # --- straggler: a second signal ------------------------------------------------------
     # A clock 7 % below that of its peers is beyond the spread of healthy GPUs of one kind, which
     # run at the same clock or one step (15 MHz of about 1,700) apart.

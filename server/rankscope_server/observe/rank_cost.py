@@ -153,10 +153,16 @@ def _error(now_ms: Array, before_ms: Array) -> float:
     return float(np.sqrt(sum(one.var() / len(one) / one.mean() ** 2 for one in clipped)))
 
 
+def clipped(step_ms: Array) -> Array:
+    """Return the steps, none counting more than `_CLIP` medians: a stall is no slowness."""
+    short: Array = np.minimum(step_ms, _CLIP * middle(step_ms))
+    return short
+
+
 def clipped_mean(step_ms: Array) -> float:
-    """Return the mean step, no step counting more than `_CLIP` medians: a stall is no slowness."""
+    """Return the mean of the clipped steps."""
     known = step_ms[~np.isnan(step_ms)]
-    return float(np.minimum(known, _CLIP * np.median(known)).mean()) if len(known) else float("nan")
+    return float(clipped(known).mean()) if len(known) else float("nan")
 
 
 def step_times(table: StepTable, columns: Array) -> Array:

@@ -374,5 +374,9 @@ RULES: tuple[Rule, ...] = (
          lambda cause, ecc: _is_sure(cause) and _all_ranks(cause, ecc)),
     Rule(("slow_checkpoint",), ("checkpoint_interval",), "the interval follows from the time",
          lambda cause, _: _is_sure(cause)),
+    Rule(
+        ("data-loading", "stalls", "communication"), ("uneven_work",),
+        "it costs at least half of what uneven work does", _cost,
+    ),
     Rule(_COSTS, ("regression", "slowdown"), "it costs at least half of what was lost", _cost),
 )  # fmt: skip

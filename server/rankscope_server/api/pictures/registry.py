@@ -80,6 +80,7 @@ PICTURES: dict[str, tuple[Source, ...]] = {
         Source(stops, "no sample of the ranks' processes is stored", "samples"), _OWN,
     ),
     "unequal_ranks": (_OWN,),
+    "uneven_work": (_OWN,),
     "hang": (_ENDS,),
     "desync": (Source(calls, "the calls around it are not stored", "collectives"), _ENDS),
     "crash": (_ENDS,),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rankscope_server.diagnose.balance.unequal import unequal_findings
+from rankscope_server.diagnose.balance.uneven import uneven_findings
 from rankscope_server.diagnose.shared.comparison import as_devices_report, lack_of, roles_of
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import DetectorResult, ran, skipped
+from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
 from rankscope_server.observe.deviation import deviation_of
 
 # That run before it: they say of a rank that it is slow, and why.
@@ -15,17 +16,22 @@ _NAME_THEM = frozenset({"straggler", "stalls", "stopped-process"})
 
 
 class Balance:
-    """Finds ranks of a role that work unequally long since their first steps."""
+    """Finds ranks that have always been slower than others, and work uneven from step to step."""
 
     name: ClassVar[str] = "balance"
     finds: ClassVar[str] = (
         "Ranks that have been slower than others of their role since their first steps, by how "
-        "steadily they are: also most of a role, and by less than a straggler is"
+        "steadily they are: also most of a role, and by less than a straggler is; steps in which "
+        "all wait for one rank, each time another"
     )
-    needs: ClassVar[str] = "50 steps of two or more ranks of one role, 200 where they differ little"
+    needs: ClassVar[str] = (
+        "50 steps of two or more ranks of one role, 200 where they differ little; 100 for uneven "
+        "work"
+    )
     silent: ClassVar[str] = (
-        "the job loses less than 2 %; the others do not wait for these ranks; less than a quarter "
-        "of a role is quicker; a finding names them; after less than two minutes little is info"
+        "the job loses less than 2 %, by uneven work less than 10 %; the others do not wait for "
+        "these ranks; less than a quarter of a role is quicker; another finding names them; what "
+        "is little is info in the first two minutes"
     )
 
     def look(self, window: Window) -> DetectorResult:
@@ -35,18 +41,15 @@ class Balance:
         if lack is not None:
             return skipped(self, *lack)
         deviation = deviation_of(window.steps, roles_of(window), window.policy)
-        findings, unknown = unequal_findings(window, deviation, _named(window))
-        return ran(self, findings, not_known=unknown)
+        slow = [finding for finding in window.before.values() if _is_slow(window, finding)]
+        surely = {rank for one in slow if one.severity != "info" for rank in one.ranks}
+        unequal, unknown = unequal_findings(window, deviation, surely)
+        named = {rank for finding in (*slow, *unequal) for rank in finding.ranks}
+        uneven = uneven_findings(window, deviation, named)
+        return ran(self, [*unequal, *uneven], not_known=unknown)
 
 
-def _named(window: Window) -> set[int]:
-    """Return the ranks that a finding of this look calls slow."""
-    return {
-        rank
-        for finding in window.before.values()
-        if finding.attempt == window.attempt
-        and finding.detector in _NAME_THEM
-        and finding.state == "open"
-        and finding.severity != "info"
-        for rank in finding.ranks
-    }
+def _is_slow(window: Window, finding: Finding) -> bool:
+    """Return whether a finding of this look calls ranks slow now."""
+    is_now = finding.attempt == window.attempt and finding.state == "open"
+    return is_now and finding.detector in _NAME_THEM
