@@ -122,6 +122,24 @@ def found_in(records: list[schema.Environment]) -> list[FactDifference]:
     return differences(table, {record.rank: place(record.rank) for record in records})
 
 
+@pytest.mark.parametrize("num_hosts", [2, 3])
+@pytest.mark.parametrize("fact", ["hostname", "host.fqdn", "machine_id", "host.ip"])
+def test_names_of_hosts_differ_by_host(fact: str, num_hosts: int) -> None:
+    """Also of two hosts, where each value is on half of the ranks."""
+
+    def found(values: list[str]) -> list[FactDifference]:
+        table = EnvironmentTable()
+        for rank in range(2 * num_hosts):
+            table.put(environment(rank, BASE | {fact: values[rank]}))
+        places = {rank: (f"node-{rank // 2}", rank % 2) for rank in range(2 * num_hosts)}
+        return differences(table, places)
+
+    by_host = [f"node-{rank // 2}.cluster" for rank in range(2 * num_hosts)]
+    assert not found(by_host)
+    (odd,) = found([by_host[2], *by_host[1:]])
+    assert odd.fact == fact
+
+
 def test_two_hundred_generated_snapshots() -> None:
     wrong = []
     for seed in range(200):

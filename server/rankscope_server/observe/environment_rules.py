@@ -29,6 +29,11 @@ _OWN = re.compile(
     r"|(^|\.)master_(addr|port)$|cuda_visible_devices$",
     re.IGNORECASE,
 )
+# Names of a machine: each host has its own, so one that two hosts share is what is odd.
+_OF_HOST = re.compile(
+    r"(^|[._])(hostname|host|fqdn|node_?name|(machine|boot|host|instance)[._]?id|ip|mac)$",
+    re.IGNORECASE,
+)
 _WRITTEN: tuple[tuple[Level, Kind, str], ...] = (
     # a version of either decides what is sent
     ("critical", "version", r"^(nccl|rccl|torch)([._]version)?$|^torch\.git$"),
@@ -100,6 +105,11 @@ def kind_of(fact: str) -> Kind:
 def is_unknown(fact: str, value: str) -> bool:
     """Return whether a value says that the fact could not be read; a variable may be empty."""
     return not is_variable(fact) and value.lower() in _UNKNOWN
+
+
+def is_of_host(fact: str) -> bool:
+    """Return whether a fact names the machine: two hosts differ on it by nature."""
+    return bool(_OF_HOST.search(fact))
 
 
 def is_variable(fact: str) -> bool:

@@ -24,6 +24,7 @@ from rankscope_server.findings.text import cut, ranks_text
 from rankscope_server.observe.environment_rules import (
     Kind,
     is_near,
+    is_of_host,
     is_variable,
     kind_of,
     level_of,
@@ -183,7 +184,8 @@ def _difference(
     if fact == "torch.seed" and not has_majority:
         return _odd_seed(ordered, policy)  # one for each stage, shard or rank: a policy
     level = level_of(fact, tuple(value for value, _ in ordered))
-    if level == "own" or (level != "critical" and _is_by_place(ordered, places)):
+    is_name = is_of_host(fact) and _is_by_host(ordered, places)
+    if level == "own" or is_name or (level != "critical" and _is_by_place(ordered, places)):
         return None
     minority = sorted(set().union(*(ranks for _, ranks in ordered[1:])))
     return FactDifference(
@@ -247,6 +249,14 @@ def _is_by_place(
     if by_host and len(hosts) > 2 and 2 * len(classes) > len(hosts):
         return True
     return len(hosts) > 1 and len(by_local) > 1 and all(len(v) == 1 for v in by_local.values())
+
+
+def _is_by_host(
+    classes: Sequence[tuple[str, set[int]]], places: Mapping[int, tuple[str, int]]
+) -> bool:
+    """Return whether each host has one value, and no two hosts the same."""
+    hosts = [{places[rank][0] for rank in ranks if rank in places} for _, ranks in classes]
+    return all(len(one) == 1 for one in hosts) and len(set().union(*hosts)) == len(hosts)
 
 
 def _raised(window: Window, difference: FactDifference, known: Sequence[int]) -> FactDifference:
