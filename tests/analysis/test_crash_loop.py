@@ -17,8 +17,8 @@ FULL = ("OSError", "[Errno 28] No space left on device")
 STEPS = 45
 
 
-def recording(steps: int) -> Recording:
-    return record(Job(num_ranks=4, noise=CALM, steps=steps))
+def recording(steps: int, num_hosts: int = 1) -> Recording:
+    return record(Job(num_ranks=4, num_hosts=num_hosts, noise=CALM, steps=steps))
 
 
 def fails(number: int, rank: int, cause: tuple[str, str]) -> list[schema.AnyRecord]:
@@ -34,16 +34,18 @@ def fails(number: int, rank: int, cause: tuple[str, str]) -> list[schema.AnyReco
     ]
 
 
-def look_at(failures: list[tuple[int, tuple[str, str]]], steps: int = 30) -> Look:
+def look_at(
+    failures: list[tuple[int, tuple[str, str]]], steps: int = 30, num_hosts: int = 1
+) -> Look:
     """Return what is said while the attempt after some that failed has done some steps."""
-    state, whole = RunState("run"), recording(STEPS)
+    state, whole = RunState("run"), recording(STEPS, num_hosts)
     for number, (rank, cause) in enumerate(failures):
         apply(state, in_attempt(number, whole.items(), number * APART_MS))
         for one in fails(number, rank, cause):
             state.apply_record(one)
         state.look(at(2_000 + number * APART_MS))
     count = len(failures)
-    newest = recording(steps)
+    newest = recording(steps, num_hosts)
     apply(state, in_attempt(count, newest.items(), count * APART_MS))
     apply(state, in_attempt(count, newest.states(newest.last_ms), count * APART_MS))
     now_ms = newest.last_ms + count * APART_MS
@@ -73,6 +75,26 @@ def test_one_error_on_another_rank_each_time_names_no_rank() -> None:
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("crash_loop", ())
     assert verdict.what.startswith("3 attempts in a row failed alike")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts"),
+    [
+        ((2, 3, 2, 3), ("node-1",)),
+        ((2, 3, 2), ()),  # of two hosts three failures are on one by chance in a quarter
+        ((2, 3, 2, 0), ()),
+        ((2, 2, 2, 2), ("node-1",)),  # of the rank, which alone it says nothing of
+    ],
+)
+def test_a_host_is_what_they_share_where_other_ranks_of_it_fail_each_time(
+    ranks: tuple[int, ...], hosts: tuple[str, ...]
+) -> None:
+    look = look_at([(rank, FULL) for rank in ranks], num_hosts=2)
+    verdict = look.verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.hosts) == ("crash_loop", hosts)
+    assert verdict.ranks == ((2,) if set(ranks) == {2} else ())
+    assert ("each time another rank of node-1" in verdict.why) == (ranks == (2, 3, 2, 3))
 
 
 def test_only_the_newest_in_a_row_count() -> None:

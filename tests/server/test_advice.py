@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -53,6 +54,9 @@ def situation(found: Cause | None = None, **changes: Any) -> Situation:
     return Situation(**values | changes)
 
 
+LOOP = cause(kind="crash_loop", is_loop=True, hosts=())
+
+
 @pytest.mark.parametrize(
     ("seen", "action"),
     [
@@ -78,6 +82,13 @@ def situation(found: Cause | None = None, **changes: Any) -> Situation:
         (situation(cause(kind="slow_data")), "unknown"),
         (situation(cause(kind="slow_data", severity="warning")), "nothing"),
         (situation(cause(), is_recording=True), "nothing"),
+        (situation(LOOP), "stop"),
+        (situation(cause(kind="crash", is_loop=True), status="failed"), "stop"),
+        (situation(dataclasses.replace(LOOP, severity="warning")), "stop"),
+        (situation(dataclasses.replace(LOOP, hosts=("b",))), "stop"),  # of one rank each time
+        (situation(dataclasses.replace(LOOP, hosts=("b",), ranks=())), "exclude_host"),
+        (situation(dataclasses.replace(LOOP, hosts=("b",), ranks=()), num_hosts=1), "unknown"),
+        (situation(dataclasses.replace(LOOP, confidence=0.7)), "wait"),
     ],
 )
 def test_what_is_decided(seen: Situation, action: str) -> None:
@@ -85,6 +96,13 @@ def test_what_is_decided(seen: Situation, action: str) -> None:
     assert decision.action == action
     assert decision.what
     assert decision.why
+
+
+def test_a_job_that_fails_alike_each_time_is_not_started_once_more() -> None:
+    decision = decide(situation(LOOP))
+    assert decision.what == "Do not start it once more: step 90 is saved"
+    assert decision.from_step == 90
+    assert not decision.hosts
 
 
 def test_kinds_that_a_host_can_cause_are_kinds() -> None:
@@ -204,6 +222,42 @@ def test_an_epoch_is_a_tag_and_changes_only_with_the_advice(client: TestClient) 
     assert client.get(path).json()["action"] == "unknown"
     given = client.get(f"{path}/history").json()["given"]
     assert [row["action"] for row in given] == ["unknown", "exclude_host", "nothing"]
+
+
+def test_a_crash_that_explains_a_loop_stops_it_with_what_an_earlier_attempt_saved(
+    client: TestClient,
+) -> None:
+    loop = "1/goodput/crash-loop"
+    crash = VERDICT | {
+        "key": "1/root-cause/crash", "detector": "root-cause", "kind": "crash", "attempt": 1,
+        "folded": [{"key": loop, "what": "2 attempts in a row failed alike"}],
+    }  # fmt: skip
+    give(client, crash)
+    assert client.get("/api/v1/runs/r/advice").json()["action"] == "unknown"
+    app: Any = client.app
+
+    def work(unit: Any) -> None:
+        body = json.dumps(VERDICT | {"key": loop, "kind": "crash_loop", "detector": "goodput"})
+        unit.connection.execute(
+            sa.insert(tables.finding).values(
+                run_id="r", attempt=1, key=loop, state="open", body=body,
+                opened_ns=unit.now_ns, updated_ns=unit.now_ns,
+            )
+        )  # fmt: skip
+        unit.connection.execute(sa.update(tables.run).values(attempt=1))
+        for attempt, rank, step in ((0, 0, 41), (0, 1, 41), (0, 0, 61)):
+            unit.connection.execute(
+                sa.insert(tables.event).values(
+                    run_id="r", attempt=attempt, rank=rank, time_ns=step, step=step,
+                    name="checkpoint", fields="{}",
+                )
+            )  # fmt: skip
+
+    app.state.service.writer.run(work)
+    advice = client.get("/api/v1/runs/r/advice").json()
+    assert (advice["action"], advice["from_step"]) == ("stop", 40)
+    assert advice["what"] == "Do not start it once more: step 40 is saved"
+    assert not advice["hosts"]
 
 
 def test_what_a_controller_did_is_recorded(client: TestClient) -> None:

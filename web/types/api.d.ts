@@ -4,7 +4,7 @@
 export interface Advice {
   run_id: string;
   epoch: number;
-  action: 'exclude_host' | 'nothing' | 'restart_from_checkpoint' | 'unknown' | 'wait';
+  action: 'exclude_host' | 'nothing' | 'restart_from_checkpoint' | 'stop' | 'unknown' | 'wait';
   then: '' | 'restart_from_checkpoint';
   hosts: string[];
   ranks: number[];
@@ -952,7 +952,7 @@ export interface Frame {
 export interface GivenAdvice {
   epoch: number;
   given_ms: number;
-  action: 'exclude_host' | 'nothing' | 'restart_from_checkpoint' | 'unknown' | 'wait';
+  action: 'exclude_host' | 'nothing' | 'restart_from_checkpoint' | 'stop' | 'unknown' | 'wait';
   then: '' | 'restart_from_checkpoint';
   hosts: string[];
   ranks: number[];

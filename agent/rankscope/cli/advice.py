@@ -52,7 +52,7 @@ class Step:
 
 
 class AdviceCommand:
-    """Show what to do next with a run: exclude a host, restart, wait, nothing, or not known.
+    """Show what to do next with a run: exclude a host, restart, stop, wait, nothing, or not known.
 
     Examples:
       rankscope advice my-run                           what, why, how sure, at what cost

@@ -1,4 +1,4 @@
-"""What to do next with a run: exclude hosts, restart, wait, nothing, or not known. Pure.
+"""What to do next with a run: exclude hosts, restart, stop, wait, nothing, or not known. Pure.
 
 Who acts on advice may stop a healthy job, so each rule errs on the side of doing nothing, and
 "not known" is never "nothing to do".
@@ -11,7 +11,9 @@ from typing import Literal, TypeAlias
 
 from rankscope_server.findings.text import percent_text
 
-Action: TypeAlias = Literal["exclude_host", "restart_from_checkpoint", "wait", "nothing", "unknown"]
+Action: TypeAlias = Literal[
+    "exclude_host", "restart_from_checkpoint", "stop", "wait", "nothing", "unknown"
+]
 
 # A second signal agrees from here on (findings: "high"): with less no host is ever excluded, and
 # no job restarted.
@@ -19,10 +21,11 @@ LEAST_CONFIDENCE = 0.85
 # Of a job's hosts, at most so many are excluded at once: where more seem bad, their number says
 # that it is the network, the storage or the program.
 MOST_HOSTS_RATIO = 0.25
+LOOP_KIND = "crash_loop"  # to start it once more is what is wrong
 # What of a host can be at fault. Of other kinds the host is where it shows, not what causes it.
 HOST_KINDS = frozenset({
     "xid", "gpu_error", "ecc", "throttle", "thermal_or_power", "slow_compute", "slow_link",
-    "corruption", "replica_drift",
+    "corruption", "replica_drift", LOOP_KIND,
 })  # fmt: skip
 RESTART_KINDS = frozenset({"hang", "desync"})  # they do not end by themselves
 
@@ -41,6 +44,7 @@ class Cause:
     next: str
     throughput_ratio: float | None = None
     rank_hours_per_day: float | None = None
+    is_loop: bool = False  # or what the newest attempt in a row failed of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,8 @@ def decide(seen: Situation) -> Decision:
 
 
 def _about(cause: Cause, seen: Situation) -> Decision:
+    if cause.is_loop:
+        return _of_loop(cause, seen)
     if cause.kind in HOST_KINDS and cause.severity == "critical":
         return _of_host(cause, seen)
     if cause.kind in RESTART_KINDS:
@@ -133,6 +139,21 @@ def _of_host(cause: Cause, seen: Situation) -> Decision:
         action="exclude_host", then="restart_from_checkpoint",
         what=f"Exclude {', '.join(named)} and restart{_behind(seen)}", why=cause.what,
         hosts=named, ranks=cause.ranks, findings=(cause.id,), from_step=seen.saved_step or None,
+        confidence=cause.confidence,
+    )  # fmt: skip
+
+
+def _of_loop(cause: Cause, seen: Situation) -> Decision:
+    """The finding names a host without a rank where other ranks of it failed each time."""
+    if cause.kind == LOOP_KIND and cause.severity == "critical" and cause.hosts and not cause.ranks:
+        return _of_host(cause, seen)
+    if cause.confidence < LEAST_CONFIDENCE:
+        return _wait(cause)
+    kept = f": step {seen.saved_step:,} is saved" if seen.saved_step else ""
+    return Decision(
+        action="stop", what=f"Do not start it once more{kept}",
+        why=f"{cause.what}; a restart meets the same until this is mended: {cause.next}",
+        ranks=cause.ranks, findings=(cause.id,), from_step=seen.saved_step or None,
         confidence=cause.confidence,
     )  # fmt: skip
 

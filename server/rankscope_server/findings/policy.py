@@ -232,6 +232,22 @@ class Policy:
     # come from all but the culprit, so that any share well below a half would do.
     rare_ratio: float = 0.125
 
+    # Points of a failure, of which the highest is named. What it is by itself comes first: one that
+    # begins by itself has at least as many as an echo with either sign of the next two, and two
+    # signs outweigh it. An end of which no error was seen is between both.
+    blame_begins: int = 3
+    blame_weak: int = 2
+    blame_echo: int = 1
+    blame_stopped: int = 0  # by others, or from outside
+    # Seen by others: they waited for it, or it called something else. Seen in its end: a deadly
+    # signal, or it left first. Each turns an echo into one that began, and neither alone more.
+    blame_at_fault: int = 2
+    blame_ended: int = 2
+    # Half as much: few have the error, it is the earliest as far as clocks show. Both are so by
+    # chance where two failures have nothing to do with each other.
+    blame_rare: int = 1
+    blame_earliest: int = 1
+
     # --- replay ---------------------------------------------------------------------------
     # Steps that one replay covers: the same steps are on both sides of every what-if, so noise
     # cancels, and the mean of 64 settles to an eighth of a step's scatter. A new one is made when

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from rankscope.wire.schema import IMPORTED
 from rankscope_server.advice import store
-from rankscope_server.advice.decide import LEAST_CONFIDENCE, Cause, Decision, Situation
+from rankscope_server.advice.decide import LEAST_CONFIDENCE, LOOP_KIND, Cause, Decision, Situation
 from rankscope_server.alerts.evaluate import STALE_SECONDS, run_path
 from rankscope_server.answers import of_row
 from rankscope_server.api.advice.schema import (
@@ -24,6 +24,7 @@ from rankscope_server.api.findings.schema import ShownVerdict
 from rankscope_server.api.overview.queries import answer
 from rankscope_server.api.runs.queries import hosts_of, onset_step
 from rankscope_server.api.steps.queries import before_and_now
+from rankscope_server.diagnose.goodput.crash_loop import LOOP
 from rankscope_server.findings.text import percent_text
 from rankscope_server.observe.resume import last_whole_save
 from rankscope_server.store import tables
@@ -43,31 +44,40 @@ def situation(
     return Situation(
         status=run.status, answer_state=said.state, answer_text=said.text,
         is_recording=run.launcher == IMPORTED, is_stale=behind_seconds > STALE_SECONDS,
-        cause=None if shown is None or not shown.id else _cause(shown),
+        cause=None if shown is None or not shown.id else _cause(connection, shown),
         num_hosts=len(hosts_of(connection, [run.run_id]).get(run.run_id, {})),
         num_ranks=run.world_size, step=run.step, saved_step=_saved_step(connection, run),
         step_ms=step_ms,
     )  # fmt: skip
 
 
-def _cause(shown: ShownVerdict) -> Cause:
+def _cause(connection: sa.Connection, shown: ShownVerdict) -> Cause:
+    table = tables.finding.c
+    explained = [one.id for one in shown.folded if one.id is not None]
+    loop = sa.select(table.id).where(table.id.in_(explained), table.key.endswith(f"/{LOOP}"))
     return Cause(
         id=shown.id, kind=shown.kind, severity=shown.severity, confidence=shown.confidence or 0.0,
         hosts=tuple(shown.hosts), ranks=tuple(shown.ranks), what=shown.what, next=shown.next,
         throughput_ratio=shown.cost_throughput_ratio,
         rank_hours_per_day=shown.cost_rank_hours_per_day,
+        is_loop=shown.kind == LOOP_KIND or connection.scalar(loop.limit(1)) is not None,
     )  # fmt: skip
 
 
 def _saved_step(connection: sa.Connection, run: sa.Row[Any]) -> int:
+    """Return what the newest whole checkpoint holds, of the newest attempt that has one."""
     table = tables.event.c
     rows = connection.execute(
-        sa.select(table.rank, table.step)
-        .where(table.run_id == run.run_id, table.attempt == run.attempt, table.name == "checkpoint")
-        .order_by(table.id.desc())
+        sa.select(table.attempt, table.rank, table.step)
+        .where(table.run_id == run.run_id, table.name == "checkpoint")
+        .order_by(table.attempt.desc(), table.id.desc())
         .limit(_MOST_SAVES)
     )
-    return max(0, last_whole_save((rank, step) for rank, step in rows))
+    by_attempt: dict[int, list[tuple[int, int]]] = {}
+    for attempt, rank, step in rows:
+        by_attempt.setdefault(attempt, []).append((rank, step))
+    saved = (last_whole_save(saves) for saves in by_attempt.values())
+    return next((step for step in saved if step > 0), 0)
 
 
 def advice(

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from rankscope_server.answers import Schema
 
 AdvisedAction: TypeAlias = Literal[
-    "exclude_host", "restart_from_checkpoint", "wait", "nothing", "unknown"
+    "exclude_host", "restart_from_checkpoint", "stop", "wait", "nothing", "unknown"
 ]
 ReportedOutcome: TypeAlias = Literal["done", "refused", "failed", "ignored"]
 

@@ -1,9 +1,9 @@
-"""How likely each failure is the one that began it, in points.
+"""How likely each failure is the one that began it, in the points of `Policy`.
 
-3 for a failure that begins by itself, 2 for a rank that others waited for or that called something
-else than the others, 2 for an end by a signal or the first end, 1 for an error that few ranks have,
-1 for the earliest where the clocks can show it. The highest is named; points are whole, so that two
-are level, less than one point apart, only if they are equal: then both are named. What healthy runs
+For a failure that begins by itself, for a rank that others waited for or that called something else
+than the others, for an end by a signal or the first end, for an error that few ranks have, for the
+earliest where the clocks can show it. The highest is named; points are whole, so that two are
+level, less than one point apart, only if they are equal: then both are named. What healthy runs
 show too is taken off before: such lines say nothing of an end (`last_words`).
 """
 
@@ -18,12 +18,16 @@ from rankscope_server.diagnose.window import Window
 from rankscope_server.observe.failures import Failure
 
 _DEADLY = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
-_CLASS_POINTS = {"initiating": 3, "cascade": 1, "teardown": 0}
-_WEAK_POINTS = 2
 
 
 def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
     """Return the points of each failure; `failures` are in order of time."""
+    policy = window.policy
+    of_role = {
+        "initiating": policy.blame_begins,
+        "cascade": policy.blame_echo,
+        "teardown": policy.blame_stopped,
+    }
     at_fault = accused(window, "hang", "desync")
     ends = {rank: on_one_clock(window, rank, one.time_ns) for rank, one in window.ended.items()}
     first_ns = min(ends.values(), default=0)
@@ -35,13 +39,13 @@ def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
     ranks_of: dict[str, set[int]] = {}
     for failure in failures:
         ranks_of.setdefault(failure.signature, set()).add(failure.rank)
-    few = max(1, int(window.world_size * window.policy.rare_ratio))
+    few = max(1, int(window.world_size * policy.rare_ratio))
     return {
-        failure: (_WEAK_POINTS if failure.is_weak else _CLASS_POINTS[failure.role])
-        + 2 * (failure.rank in at_fault)
-        + 2 * (failure.rank in first_ends or _died_by_signal(failure))
-        + (len(ranks_of[failure.signature]) <= few)
-        + is_level(window, failures[0], failure)
+        failure: (policy.blame_weak if failure.is_weak else of_role[failure.role])
+        + policy.blame_at_fault * (failure.rank in at_fault)
+        + policy.blame_ended * (failure.rank in first_ends or _died_by_signal(failure))
+        + policy.blame_rare * (len(ranks_of[failure.signature]) <= few)
+        + policy.blame_earliest * is_level(window, failures[0], failure)
         for failure in failures
     }
 

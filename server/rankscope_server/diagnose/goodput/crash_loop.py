@@ -13,6 +13,7 @@ from rankscope_server.findings.finding import Evidence, Finding
 from rankscope_server.findings.severity import severity_of_cost
 from rankscope_server.findings.text import percent_text
 
+LOOP = "crash-loop"  # name of its finding, by which its key ends
 _KINDS = ("crash", "failed_start", "hang")
 
 
@@ -22,6 +23,7 @@ class CrashLoop:
 
     failures: tuple[Finding, ...]  # one for each attempt, newest first
     ranks: tuple[int, ...]  # that all of them name
+    host: str  # of other ranks each time, hardly by chance; empty where it shows none
     num_steps: int  # the most that one of them did
 
 
@@ -44,7 +46,22 @@ def loop_of(window: Window) -> CrashLoop | None:
     most = max(_num_steps(attempt) for attempt in attempts[: len(alike)])
     if own is None and _num_steps(window) > most:
         return None
-    return CrashLoop(tuple(alike), _common(alike), most)
+    ranks = _common(alike)
+    host = "" if ranks else _host_of(window, alike)
+    return CrashLoop(tuple(alike), ranks, host, most)
+
+
+def _host_of(window: Window, failures: Sequence[Finding]) -> str:
+    """Return the one host of ranks that failed in turn; empty where it may be so by chance.
+
+    Of n failures that each fall on any of the hosts all fall on that of the first by the chance of
+    hosts ** (1 - n).
+    """
+    shared = set.intersection(*(set(one.hosts) for one in failures))
+    num_hosts = len({known.host for known in window.ranks.values()})
+    chance = float(max(num_hosts, 1)) ** (1 - len(failures))
+    is_sure = 1.0 - chance >= window.policy.sure_confidence
+    return next(iter(shared)) if len(shared) == 1 and is_sure else ""
 
 
 def _failure_of(window: Window) -> Finding | None:
@@ -106,21 +123,24 @@ def loop_finding(window: Window, loop: CrashLoop, ledger: Ledger | None) -> Find
     is_costly = cost is not None and severity_of_cost(cost, window.policy) == "critical"
     first, last = loop.failures[-1].attempt, newest.attempt
     between = "and" if last == first + 1 else "to"
+    same = "rank" if loop.ranks else "error of one host" if loop.host else "error"
     took = "" if cost is None else (
         f"; restarts and steps done again took {percent_text(cost)} of the ranks' time"
     )  # fmt: skip
     return window.finding(
         "crash_loop",
-        "crash-loop",
+        LOOP,
         severity="critical" if is_costly else "warning",
         ranks=loop.ranks,
+        hosts=(loop.host,) if loop.host else None,
         cost=cost,
         what=f"{count} attempts in a row failed alike: {newest.what[0].lower()}{newest.what[1:]}",
         why=f"Attempts {first} {between} {last} ended so, after {loop.num_steps:,} steps at most, "
-        f"and none got further since{took}",
+        f"and none got further since{took}"
+        + f"; each time another rank of {loop.host} failed first" * bool(loop.host),
         next=f"Do not start it once more before this is mended: {newest.next}",
         command=newest.next_command,
-        confidence=(0.9, f"it is the same {'rank' if loop.ranks else 'error'} each time"),
+        confidence=(0.9, f"it is the same {same} each time"),
         evidence=[
             Evidence(f"Attempt {one.attempt}: {one.what}", f"runs/{window.run_id}/errors")
             for one in loop.failures[:4]
