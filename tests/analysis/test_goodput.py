@@ -336,6 +336,52 @@ def test_a_slow_checkpoint_and_the_rank_that_saves_slowly() -> None:
     assert found[0].cost_throughput_ratio == pytest.approx(3.0 / 12.0, abs=0.05)
 
 
+def marking(seconds: list[float], every: int = 50, waits: float = 0.2) -> list[Finding]:
+    """Return what is said of a run that saves in `rankscope.phase("checkpoint")`, without a hook.
+
+    `seconds` of each save on rank 0; the other ranks save nothing and wait for it.
+    """
+    state, steps = RunState("run"), every * len(seconds) + 10
+    held = np.zeros(steps)
+    held[every - 1 : every * len(seconds) : every] = seconds
+    lasts = 0.2 + waits + held
+    begins = np.concatenate([[0.0], np.cumsum(lasts)[:-1]])
+    for rank in range(4):
+        state.apply_record(registered(rank, 4, pid=100 + rank))
+        columns = {name: np.zeros(steps, np.int64) for name in schema.STEP_COLUMNS}
+        saves = held * (rank == 0)
+        columns["step"] = np.arange(1, steps + 1)
+        columns["started_ns"] = START_NS + (begins * SECOND).astype(np.int64)
+        columns["duration_ns"] = (lasts * SECOND).astype(np.int64)
+        columns["checkpoint_ns"] = (saves * SECOND).astype(np.int64)
+        columns["backward_ns"] = columns["duration_ns"] - columns["checkpoint_ns"]
+        columns["backward_blocked_ns"] = ((waits + held - saves) * SECOND).astype(np.int64)
+        columns["flags"] = np.where(saves > 0, schema.STEP_CHECKPOINT, 0)
+        columns["num_collectives"][:] = 1
+        head = schema.Chunk(
+            kind="steps", attempt=0, rank=rank, host="", count=steps, time_lo_ns=1, time_hi_ns=2,
+            data=b"%d" % rank,
+        )  # fmt: skip
+        state.apply_chunk(head, columns)
+    look = state.look(START_NS + int(lasts.sum() * SECOND))
+    return [one for one in of(look) if one.kind == "slow_checkpoint"]
+
+
+def test_saves_that_only_the_script_marks_are_saves() -> None:
+    (finding,) = marking([6.0] * 8)
+    assert (finding.severity, finding.onset_step) == ("warning", 50)
+    assert finding.cost_throughput_ratio == pytest.approx(6.0 / 26.0, abs=0.02)
+    assert "A save holds the job for 6.0 s" in finding.why
+    assert marking([0.1] * 8) == []  # little
+
+
+@pytest.mark.parametrize("num_slow", [2, 3, 4, 6])
+def test_since_which_save_they_are_slow_is_known(num_slow: int) -> None:
+    (finding,) = marking([1.0] * 6 + [9.0] * num_slow)
+    assert finding.onset_step == 350
+    assert "before step 350 it took 1.0 s" in finding.why
+
+
 def evaluating(seconds: dict[int, float], waits: float, every: int = 10) -> list[Finding]:
     """Return what is said of 200 steps of 1 s on 4 ranks, of which some evaluate now and then."""
     state = RunState("run")

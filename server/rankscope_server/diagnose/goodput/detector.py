@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
+from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION
 from rankscope_server.diagnose.goodput.checkpointing import Mtbf, daly, mtbf_of, waste
 from rankscope_server.diagnose.goodput.crash_loop import loop_finding, loop_of
 from rankscope_server.diagnose.goodput.ledger import (
@@ -27,6 +29,7 @@ from rankscope_server.findings.finding import (
     ran,
     skipped,
 )
+from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.text import (
     capital,
     hours_text,
@@ -35,10 +38,13 @@ from rankscope_server.findings.text import (
     seconds_text,
     span_text,
 )
+from rankscope_server.observe.episodes import turning_point
 from rankscope_server.observe.resume import Start, last_whole_save
 
 _DAY_SECONDS = 86_400.0
 _LONG_STEP = 0.95  # of a rank's steps are shorter
+_ByStep: TypeAlias = dict[int, list[tuple[float, int, int]]]  # seconds, rank, when
+_LEAST_SECONDS = 1e-3  # that a save takes, where it has a logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +95,9 @@ class Goodput:
         "badly spaced; ranks that evaluate while others wait"
     )
     needs: ClassVar[str] = (
-        "steps; checkpoints of torch, DCP or safetensors; of a restarted run also the script's "
-        "step numbers (`log_metrics`), else it went on behind the newest whole checkpoint"
+        "steps; checkpoints of torch, DCP or safetensors, or those that the script marks by "
+        "`rankscope.phase`; of a restarted run also the script's step numbers "
+        "(`log_metrics`), else it went on behind the newest whole checkpoint"
     )
     silent: ClassVar[str] = "a run of less than ten minutes that was never restarted"
 
@@ -183,10 +190,9 @@ def _attempt(window: Window) -> LedgerAttempt:
 
 def saves_of(window: Window) -> Saves | None:
     """Return the checkpoints of this attempt; None for fewer than two."""
-    by_step: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
-    for save in window.facts.saves.values():
-        if np.isfinite(save.seconds) and save.rank >= 0:
-            by_step[save.step].append((save.seconds, save.rank, save.time_ns))
+    said = _said_saves(window)
+    marked = _marked_saves(window, said)
+    by_step = said | marked
     if len(by_step) < 2:
         return None
     steps = sorted(by_step)
@@ -206,7 +212,45 @@ def saves_of(window: Window) -> Saves | None:
         times.append(max(time_ns for _, _, time_ns in by_step[step]))
     every = float(np.median(np.diff(times))) / 1e9
     how = {save.how for save in window.facts.saves.values()}
-    return Saves(tuple(steps), tuple(seconds), tuple(slowest), every, how == {"dcp.async_save"})
+    is_async = how == {"dcp.async_save"} and not marked
+    return Saves(tuple(steps), tuple(seconds), tuple(slowest), every, is_async)
+
+
+def _said_saves(window: Window) -> _ByStep:
+    """Return what the hooks of libraries timed, by step."""
+    by_step: _ByStep = defaultdict(list)
+    for save in window.facts.saves.values():
+        if np.isfinite(save.seconds) and save.rank >= 0:
+            by_step[save.step].append((save.seconds, save.rank, save.time_ns))
+    return dict(by_step)
+
+
+def _marked_saves(window: Window, said: Collection[int]) -> _ByStep:
+    """Return what only the script calls a checkpoint, by the phase of that name.
+
+    No hook sees how it saves, or it says nothing inside a phase that the script names. Of a run of
+    less than a minute that is no way of saving yet.
+    """
+    table = window.steps
+    if not table.num_steps:
+        return {}
+    started_ms = table.get("started_ms")
+    lasted_ms = float(np.nanmax(started_ms) - np.nanmin(started_ms))
+    if not lasted_ms >= 1e3 * window.policy.ledger_min_seconds:
+        return {}
+    flags = table.flags()
+    is_saving = (flags & STEP_CHECKPOINT != 0) & (flags & STEP_EVALUATION == 0)
+    is_saving[:, np.isin(table.steps, list(said))] = False
+    by_step: _ByStep = defaultdict(list)
+    for row, column in np.argwhere(is_saving).tolist():
+        duration, own, blocked = (
+            float(table.get(name)[row, column]) for name in ("duration", "own", "blocked")
+        )
+        held_ms = duration - own - blocked
+        if held_ms > 0:
+            when_ns = int((float(started_ms[row, column]) + duration) * 1e6)
+            by_step[int(table.steps[column])].append((held_ms / 1e3, table.ranks[row], when_ns))
+    return dict(by_step)
 
 
 def _beside_ms(window: Window, rank: int, step: int) -> float:
@@ -307,6 +351,15 @@ def goodput_finding(window: Window, ledger: Ledger) -> Finding:
     )
 
 
+def _slower_from(saves: Saves, policy: Policy) -> int:
+    """Return from which save on they take many times as long as the first; 0: they do not."""
+    seconds, count = np.maximum(saves.seconds, _LEAST_SECONDS), policy.recent_saves
+    calm, lately = (float(np.median(part)) for part in (seconds[:count], seconds[-count:]))
+    if len(seconds) < count + 2 or lately <= policy.slow_save_ratio * calm:
+        return 0
+    return turning_point(np.log(seconds), float(np.log(calm)), float(np.log(lately)))
+
+
 def slow_save_finding(window: Window, saves: Saves) -> Finding | None:
     """Return the finding on checkpoints that take much of the time, None where they do not."""
     policy = window.policy
@@ -315,24 +368,23 @@ def slow_save_finding(window: Window, saves: Saves) -> Finding | None:
     share = min(1.0, delta / max(saves.every_seconds, delta, 1e-9))
     if share < policy.cost_silent_ratio:
         return None
-    before = saves.seconds[: -policy.recent_saves]
-    jumped = len(before) >= 2 and delta > policy.slow_save_ratio * float(np.median(before))
+    before = saves.seconds[: _slower_from(saves, policy)]
     # Those that take the time: the last save of a run may hold nothing new.
     slow = [n for n, took in enumerate(saves.seconds) if took >= delta / 2]
     names = {saves.slowest[n] for n in slow[-policy.recent_saves :]}
     rank = names.pop() if len(names) == 1 else -1
     ranks = (rank,) if rank >= 0 else ()
     severity: Severity = "info" if share < policy.save_warning_share else "warning"
-    at = saves.steps[-len(recent)] if jumped else saves.steps[slow[0]]
+    at = saves.steps[len(before) or slow[0]]
     who = f"{window.who(ranks)} saves" if ranks else "Saving"
     usual = (
-        f"; before step {at:,} it took {seconds_text(float(np.median(before)))}" if jumped else ""
+        f"; before step {at:,} it took {seconds_text(float(np.median(before)))}" if before else ""
     )
     alone = "; the other ranks save in a fraction of it" if ranks else ""
     return window.finding(
         "slow_checkpoint",
         f"slow-checkpoint/{rank if ranks else 'all'}",
-        levels=[Level("saves", "before", float(np.median(before)))] if jumped else (),
+        levels=[Level("saves", "before", float(np.median(before)))] if before else (),
         severity=severity,
         ranks=ranks,
         onset_step=at,
