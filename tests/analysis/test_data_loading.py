@@ -137,6 +137,44 @@ def test_each_epoch_begins_with_a_wait(seed: int) -> None:
     assert "persist" in finding.why
 
 
+def begins(state: RunState, ranks: int, steps: list[int]) -> RunState:
+    """Say with which steps passes over the data begin: each after its fourth batch."""
+    for rank in range(ranks):
+        for number, step in enumerate(steps, 1):
+            state.apply_record(schema.Event(
+                attempt=0, rank=rank, time_ns=START_NS + step, name="data pass", step=step + 3,
+                fields={"loader": "0", "pass": str(number), "batches": f"{step} {rank} a b"},
+            ))  # fmt: skip
+    return state
+
+
+@pytest.mark.parametrize("ranks", [(), (2,)])
+def test_waits_at_even_distances_are_an_epochs_only_where_one_begins(
+    ranks: tuple[int, ...],
+) -> None:
+    data = steady(4, 0.5, steps=400)
+    data[ranks or slice(None), 19::20] += 700.0
+    at = list(range(20, 400, 20))
+    (finding,) = found_in(begins(run(data, loader=LOADER), 4, at))
+    assert (finding.kind, finding.ranks) == ("slow_epoch_start", ranks)
+    assert finding.confidence >= 0.85
+    for other in ([1], [1, 151, 301]):
+        (finding,) = found_in(begins(run(data, loader=LOADER), 4, other))
+        assert (finding.kind, finding.ranks) == ("bad_shard" if ranks else "slow_data", ranks)
+        assert "one every 20 steps" in finding.why
+        assert "epoch" not in finding.what + finding.why + finding.next
+
+
+def test_of_what_is_not_known_no_epoch_is_said() -> None:
+    data = steady(4, 0.5, steps=400)
+    data[:, 19::20] += 700.0
+    (finding,) = found_in(run(data))
+    assert "every 20 steps, as where epochs begin" in finding.what
+    assert "persist" not in finding.why
+    assert finding.next.startswith("See whether an epoch begins with these steps")
+    assert finding.confidence < 0.85
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_shard_that_is_slow_now_and_then(seed: int) -> None:
     chance = random.Random(seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rankscope.wire.schema import Event
 
 PASS = "data pass"  # an event
-_MAX_PASSES = 64  # of one rank
+MAX_PASSES = 64  # of one rank
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +53,7 @@ class DataPasses:
         known = self.by_loader.get(loader, {}).get(number, {}).get(event.rank)
         if known is None:
             count = self._counts[event.rank] = self._counts.get(event.rank, 0) + 1
-            if count > _MAX_PASSES:
+            if count > MAX_PASSES:
                 return
         found = DataPass(
             event.time_ns, event.step, tuple(said.get("batches", "").split(" ")[:16]),

@@ -28,12 +28,15 @@ from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.severity import severity_of_cost
 from rankscope_server.findings.statistics import Array, median
 from rankscope_server.findings.text import ms_text, percent_text
+from rankscope_server.observe.data_passes import MAX_PASSES
 from rankscope_server.observe.deviation import usual_steps
 
 Cause: TypeAlias = Literal[
     "no workers", "preprocessing", "fetch", "unknown", "slow worker", "under-prefetch",
     "epoch start", "bad shard",
 ]  # fmt: skip
+Epochs: TypeAlias = Literal["there", "elsewhere", "unknown"]  # whether they begin with the waits
+_SAID_AFTER = 4  # steps of a pass, until its first batches are known
 _KINDS = {"epoch start": "slow_epoch_start", "bad shard": "bad_shard", "slow worker": "bad_shard"}
 
 
@@ -73,6 +76,7 @@ class Stall:
     num_steps: int
     range: tuple[float, float]  # of what is lost in a step: least and most
     is_short: bool  # too few steps for more than that range
+    epochs: Epochs = "unknown"
 
 
 class DataLoading:
@@ -134,12 +138,13 @@ def stall_of(window: Window) -> Stall | None:
     ranks = () if rows is None else tuple(sorted(table.ranks[row] for row in rows))
     loader = loader_of(window, ranks)
     busy, iowait, cpus = _host_load(window, ranks)
-    cause = _cause(window, loader, pattern, ranks, busy, iowait)
+    epochs = _epochs_of(window, pattern, ranks)
+    cause = _cause(window, loader, pattern, ranks, busy, iowait, epochs)
     first = int(table.steps[columns[0]]) if pattern is None else pattern.steps[0]
     return Stall(
         lost, float(np.nanmean(median(data[some] / duration, 0))), cause, ranks, pattern,
         loader, step_ms, float(np.nanmean(series)), busy, iowait, cpus, first, len(columns),
-        (float(each.min()), float(each.max())), len(columns) < policy.min_steps,
+        (float(each.min()), float(each.max())), len(columns) < policy.min_steps, epochs,
     )  # fmt: skip
 
 
@@ -265,9 +270,10 @@ def _cause(
     ranks: tuple[int, ...],
     busy: float | None,
     iowait: float | None,
+    epochs: Epochs,
 ) -> Cause:
     if pattern is not None:
-        return _cause_of_pattern(loader, pattern, ranks)
+        return _cause_of_pattern(loader, pattern, ranks, epochs)
     if loader is not None and loader.workers == 0:
         return "no workers"
     if iowait is not None and iowait > window.policy.iowait_share:
@@ -279,14 +285,40 @@ def _cause(
     return "preprocessing" if full else "unknown"
 
 
-def _cause_of_pattern(loader: Loader | None, pattern: Pattern, ranks: tuple[int, ...]) -> Cause:
+def _epochs_of(window: Window, pattern: Pattern | None, ranks: tuple[int, ...]) -> Epochs:
+    """Return whether passes over the data begin where the waits are, as far as they are known."""
+    if pattern is None:
+        return "unknown"
+    passes = [
+        (number, one.step)
+        for numbers in window.facts.passes.by_loader.values()
+        for number, by_rank in numbers.items()
+        for rank, one in by_rank.items()
+        if not ranks or rank in ranks
+    ]
+    if not passes:
+        return "unknown"
+    said = {step for _, step in passes}
+    # the first passes are said, each some steps after it began
+    has_all = max(number for number, _ in passes) < MAX_PASSES
+    last = int(window.steps.steps[-1]) if has_all else max(said)
+    waits = [step for step in pattern.steps if step + _SAID_AFTER <= last]
+    if not waits:
+        return "unknown"
+    met = sum(not said.isdisjoint(range(step - 1, step + _SAID_AFTER + 1)) for step in waits)
+    return "there" if 2 * met >= len(waits) else "elsewhere"
+
+
+def _cause_of_pattern(
+    loader: Loader | None, pattern: Pattern, ranks: tuple[int, ...], epochs: Epochs
+) -> Cause:
     workers = loader.workers if loader else 0
     batches = workers * max(loader.prefetch, 1) if loader else 0
     if workers > 1 and pattern.every == workers:
         return "slow worker"
     if workers and batches > workers and pattern.every == batches:
         return "under-prefetch"
-    if pattern.every > max(2 * batches, 8):
+    if epochs == "there" or (epochs == "unknown" and pattern.every > max(2 * batches, 8)):
         return "epoch start"
     return "bad shard" if ranks else "unknown"
 
@@ -332,7 +364,13 @@ def _what(window: Window, stall: Stall) -> str:
         wait = "wait" if len(stall.ranks) > 1 else "waits"
         return f"{who} {wait} long for some batches; the job loses {lost} to it"
     if stall.cause == "epoch start":
-        return f"Each epoch begins with a wait for data; {lost} of the time is lost to it"
+        if stall.epochs == "there":
+            return f"Each epoch begins with a wait for data; {lost} of the time is lost to it"
+        every = stall.pattern.every if stall.pattern else 0
+        return (
+            f"The job waits for data every {every:,} steps, as where epochs begin; {lost} of the "
+            "time is lost to it"
+        )
     return f"The job waits for data: {lost} of each step"
 
 
@@ -355,13 +393,19 @@ def _why(stall: Stall) -> str:
         "slow worker": f"; the loader has {loader.workers if loader else 0} workers, so one of "
         "them is slow: its shard, file or mount",
         "under-prefetch": "; that is all batches that are loaded ahead: it runs empty each time",
-        "epoch start": "; workers start anew at each epoch"
-        if loader is not None and not loader.persistent
-        else "; the workers persist, so it is the new order or a cold cache",
+        "epoch start": _epoch_text(loader),
         "bad shard": "; the other ranks do not wait: it is what this rank reads",
         "unknown": "",
     }
     return text + words[stall.cause]
+
+
+def _epoch_text(loader: Loader | None) -> str:
+    if loader is None:
+        return "; of the loader nothing is known"
+    if not loader.persistent:
+        return "; workers start anew at each epoch"
+    return "; the workers persist, so it is the new order or a cold cache"
 
 
 def _next(window: Window, stall: Stall) -> str:
@@ -379,10 +423,8 @@ def _next(window: Window, stall: Stall) -> str:
         return f"Raise num_workers from {loader.workers if loader else 0} to {wanted}"
     if stall.cause == "fetch":
         return "Copy the data to a local disk or read larger files in order; look at iostat"
-    if stall.cause == "epoch start" and loader is not None and not loader.persistent:
-        return "Give the DataLoader persistent_workers=True"
     if stall.cause == "epoch start":
-        return "Time the sampler's shuffle and the data set's start of an epoch"
+        return _next_of_epoch(stall)
     if stall.cause == "under-prefetch":
         return f"Raise prefetch_factor from {loader.prefetch if loader else 2}"
     if stall.cause == "bad shard":
@@ -390,6 +432,18 @@ def _next(window: Window, stall: Stall) -> str:
     if stall.cause == "slow worker":
         return "Time each worker's files; spread the slow ones over all workers"
     return _next_unknown(window)
+
+
+def _next_of_epoch(stall: Stall) -> str:
+    if stall.loader is not None:
+        persists = stall.loader.persistent
+        shuffle = "Time the sampler's shuffle and the data set's start of an epoch"
+        return shuffle if persists else "Give the DataLoader persistent_workers=True"
+    every = stall.pattern.every if stall.pattern else 0
+    return (
+        f"See whether an epoch begins with these steps: if not, what is read every {every:,} "
+        "batches, such as the next file"
+    )
 
 
 def _next_unknown(window: Window) -> str:
@@ -444,6 +498,8 @@ def _confidence(stall: Stall) -> tuple[float, str]:
         return 0.6, "the wait is measured, its cause is not"
     if stall.cause in ("preprocessing", "fetch"):
         return 0.9, "the wait and the host's processors agree"
+    if stall.cause == "epoch start" and stall.epochs == "unknown":
+        return 0.7, "the waits come at an even distance; whether epochs begin there is not known"
     if stall.pattern is not None and stall.pattern.every:
         return 0.85, "the waits come at the distance that this cause makes"
     return 0.8, "the wait is measured, and the loader's settings explain it"
