@@ -420,6 +420,32 @@ def test_a_rank_that_was_slow_twice_has_recovered_when_that_is_long_ago() -> Non
     assert "in 57 % of the steps from step 201 to step 900" in slow.what
 
 
+def taking_turns(num_ranks: int, steps: int, seed: int) -> np.ndarray:
+    """Return self times of ranks of which in each 200 steps another one works 1.4 times as long."""
+    own_ms = noisy_work(num_ranks, steps, seed)
+    for turn, begin in enumerate(range(100, steps, 200)):
+        own_ms[turn % num_ranks, begin : begin + 200] *= 1.4
+    return own_ms
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_where_another_rank_is_slow_each_time_none_is_accused(num_ranks: int) -> None:
+    own_ms = taking_turns(num_ranks, 1500, seed=6)
+    for look in watched(own_ms, range(1150, 1500, 50)):
+        assert not above_info(look), [finding.what for finding in above_info(look)]
+        assert look.answer.state != "healthy"
+        assert any(f.cost_throughput_ratio > 0.1 for f in look.findings if f.state == "open")
+
+
+def test_one_that_is_slow_for_longer_than_any_turn_is_accused() -> None:
+    own_ms = taking_turns(4, 1900, seed=6)
+    own_ms[:, 1300:] = noisy_work(4, 600, seed=7)
+    own_ms[2, 1300:] *= 1.4
+    verdict = watched(own_ms, [1900])[-1].verdict
+    assert verdict is not None
+    assert verdict.ranks == (2,)
+
+
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_a_finding_of_before_is_over_only_where_its_rank_is_no_longer_slow(is_slow: bool) -> None:
     """Where nothing is left to compare the rank with, the last look is what is known of it."""

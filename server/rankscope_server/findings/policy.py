@@ -55,6 +55,10 @@ class Policy:
     recurring_least: int = 3
     recurring_most_share: float = 0.6
     recurring_steps: int = 1024
+    # Half of a role, each slow for a while in turn, are no faults that come and go: work moves
+    # between them. One that is slow for twice as long as any of these turns is one.
+    turns_share: float = 0.5
+    turns_longest: float = 2.0
     min_episode_steps: int = 3  # shorter events are dropped
     # An accusation above info needs one long window of bad steps *and* this much time: bursts of
     # other work on a shared host hit one rank for seconds, and two of them may follow each other.

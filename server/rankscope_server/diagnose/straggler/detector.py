@@ -25,7 +25,7 @@ from rankscope_server.diagnose.straggler.other_references import (
     slow_from_start,
     slow_majority,
 )
-from rankscope_server.diagnose.straggler.recurring import joined
+from rankscope_server.diagnose.straggler.recurring import in_turn, joined
 from rankscope_server.diagnose.straggler.short_recording import slow_in_most
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Finding, Severity, ran, skipped
@@ -100,7 +100,8 @@ class Straggler:
         cases, unclear = _with_known_calls(window, cases)
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
         cases = [_explained(window, deviation, case) for case in cases]
-        cases = [_since_before(window, self.name, case) for case in joined(window, cases)]
+        cases = in_turn(window, deviation, joined(window, cases), cases)
+        cases = [_since_before(window, self.name, case) for case in cases]
         findings = _one_per_key([finding_of(window, case) for case in cases])
         findings = _with_memory(window, deviation, self.name, findings)
         findings = _of_recording(window, findings)

@@ -1,7 +1,8 @@
-"""A rank that is slow again and again: its stretches are one finding, by what they cost together.
+"""Ranks that are slow again and again, and ranks that are so in turn.
 
-Each alone is over soon, or costs much for a short time: what they cost is said of the whole time
-since the first one, and between two of them the rank is not well again.
+Of one rank each stretch alone is over soon, or costs much for a short time: its stretches are one
+finding, what they cost is said of the whole time since the first one, and between two of them the
+rank is not well again. Where it is another rank each time no rank is slow: work moves.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rankscope_server.diagnose.straggler.events import seconds_of
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.severity import severity_of_cost
+from rankscope_server.observe.deviation import Deviation
 
 
 def joined(window: Window, cases: Sequence[Case]) -> list[Case]:
@@ -32,6 +34,42 @@ def joined(window: Window, cases: Sequence[Case]) -> list[Case]:
         else:
             found += same
     return [_still_open(window, case) for case in found]
+
+
+def in_turn(
+    window: Window, deviation: Deviation, cases: Sequence[Case], stretches: Sequence[Case]
+) -> list[Case]:
+    """Return the cases, as info where half of a role was slow in turn, by their `stretches`.
+
+    What they are given moves between them, such as samples of other lengths. One that is slow for
+    much longer than any turn was is none of these.
+    """
+    ranks_of, policy = window.steps.ranks, window.policy
+    found = list(cases)
+    for rows in deviation.rows_by_role():
+        role = {ranks_of[row] for row in rows}
+        turns = [
+            case
+            for case in stretches
+            if case.ended_step is not None and case.severity != "info" and role >= {*case.ranks}
+        ]
+        had = {rank for case in turns for rank in case.ranks}
+        least = max(policy.recurring_least, policy.turns_share * len(role))
+        if len(had) < least or len(turns) < policy.recurring_least:
+            continue
+        longest = policy.turns_longest * max(_num_columns(case) for case in turns)
+        found = [
+            replace(case, severity="info")
+            if role >= {*case.ranks} and _num_columns(case) < longest
+            else case
+            for case in found
+        ]
+    return found
+
+
+def _num_columns(case: Case) -> int:
+    columns: int = case.columns.stop - case.columns.start
+    return columns
 
 
 def _still_open(window: Window, case: Case) -> Case:
