@@ -232,8 +232,8 @@ def _given(window: Window, found: Unequal) -> tuple[float, float] | None:
     first, last = (int(window.steps.steps[found.columns[at]]) for at in (0, -1))
     means = []
     for rows in (found.slow, found.quick):
-        told = [window.work.mean(rank, first, last) for rank in _ranks(window, rows)]
-        known = [mean for mean in told if mean is not None]
+        given = [window.work.mean(rank, first, last) for rank in _ranks(window, rows)]
+        known = [mean for mean in given if mean is not None]
         if 2 * len(known) <= len(rows):
             return None
         means.append(float(np.median(known)))

@@ -352,7 +352,7 @@ def goodput_finding(window: Window, ledger: Ledger) -> Finding:
 
 
 def _slower_from(saves: Saves, policy: Policy) -> int:
-    """Return from which save on they take many times as long as the first; 0: they do not."""
+    """Return from which save on they are far slower than the first; 0: they are not."""
     seconds, count = np.maximum(saves.seconds, _LEAST_SECONDS), policy.recent_saves
     calm, lately = (float(np.median(part)) for part in (seconds[:count], seconds[-count:]))
     if len(seconds) < count + 2 or lately <= policy.slow_save_ratio * calm:
