@@ -37,6 +37,8 @@ from rankscope_server.observe.deviation import Deviation
 from rankscope_server.observe.rank_cost import step_times
 from rankscope_server.observe.step_table import OWN_PHASES, StepTable
 
+_MAX_CELLS = 1 << 19  # ranks x steps
+
 
 @dataclass(frozen=True, slots=True)
 class Unequal:
@@ -94,7 +96,7 @@ def _unequal(
         return None
     if not do_alike(table, rows, columns[-policy.recent_steps :]):
         return None
-    parts = np.array_split(columns, policy.unequal_parts)
+    parts = _parts(columns, len(rows), policy)
     levels = np.log(np.stack([median(own[rows][:, part], 1) for part in parts], axis=1))
     order = np.argsort(levels.mean(axis=1))
     cut = _cut(levels[order].mean(axis=1), policy)
@@ -112,6 +114,13 @@ def _unequal(
     if not cost >= policy.cost_info_ratio:
         return None
     return Unequal(sorted(at[slow].tolist()), sorted(at[quick].tolist()), columns, sizes, cost)
+
+
+def _parts(columns: Array, num_rows: int, policy: Policy) -> list[Array]:
+    """Return equal parts of columns, of a large job some of each: medians of all take too long."""
+    most = max(policy.unequal_parts * policy.short_window, _MAX_CELLS // num_rows)
+    some = np.linspace(0, len(columns) - 1, min(len(columns), most)).astype(int)
+    return np.array_split(columns[some], policy.unequal_parts)
 
 
 def _cut(levels: Array, policy: Policy) -> int:
