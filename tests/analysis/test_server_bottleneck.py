@@ -47,12 +47,18 @@ def job(
     return program
 
 
-def items_of(program: Program, workers: int, servers: int, totals: bool = True) -> list[Item]:
-    """Return what agents send; servers run no backward and report `totals` of their shards."""
+def items_of(
+    program: Program, workers: int, servers: int, totals: bool = True, **more: int
+) -> list[Item]:
+    """Return what agents send; servers run no backward and report `totals` of their shards.
+
+    `more` are columns of the steps: collectives in the first one alone, say.
+    """
     world = workers + servers
     groups = {"world": tuple(range(world)), "pp": tuple(range(world))}
     items = Timeline(world, STEPS, program, groups).run().items(
-        extra=lambda rank, _: {"microbatches": int(rank < workers)}
+        extra=lambda rank, step: {"microbatches": int(rank < workers)}
+        | {name: value * (step == 1) for name, value in more.items()}
     )  # fmt: skip
     for server in range(servers if totals else 0):
         name = f"shard_{server}"
@@ -80,6 +86,13 @@ def test_the_wait_that_no_worker_is_spared_is_the_cost() -> None:
     (_, load) = finding.evidence
     assert load.text.startswith("Shard 0: 977 KiB for each gradient and its answer, gradients wait")
     assert "30.0 ms until it takes them" in load.text
+
+
+def test_so_it_is_where_workers_call_the_server_and_only_began_with_a_collective() -> None:
+    """Waits for remote calls are known, and no collective is counted in their steps."""
+    (by_messages,) = found(items_of(job(3, 10.0, 15.0), 3, 1))
+    (by_calls,) = found(items_of(job(3, 10.0, 15.0), 3, 1, num_collectives=1))
+    assert by_calls.cost_throughput_ratio == pytest.approx(by_messages.cost_throughput_ratio)
 
 
 def test_the_cost_is_what_servers_without_a_delay_would_save() -> None:

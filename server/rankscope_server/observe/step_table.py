@@ -411,7 +411,10 @@ class StepTable:
 def _hide_in(
     target: dict[str, NDArray[Any]], rows: list[int], columns: slice, has_calls: bool
 ) -> None:
-    """Hide what is not known; `has_calls`: silence of all ranks means that none recorded."""
+    """Hide what is not known; `has_calls`: silence of all ranks means that none recorded.
+
+    A rank that is known to have waited was not silent: remote calls are no collectives.
+    """
     known = ~np.isnan(target["duration"][rows, columns])
     calls = target["calls"][rows, columns]
     none = known & (calls == 0)
@@ -419,7 +422,9 @@ def _hide_in(
     is_mixed = np.any(known & thinned, axis=0) & np.any(known & ~thinned, axis=0)
     is_called = np.any(calls > 0, axis=0)
     unseen = (target["flags"][rows, columns] & STEP_WAITS_UNKNOWN) != 0
-    unknown = unseen | (none & (is_called | (has_calls & _long_runs(~is_called)))) | is_mixed
+    has_waited = np.any(target["blocked"][rows, columns] > 0, axis=0)
+    is_silent = has_calls & _long_runs(~(is_called | has_waited))
+    unknown = unseen | (none & (is_called | is_silent)) | is_mixed
     if unknown.any():
         at = np.ix_(rows, range(columns.start, columns.stop))
         for name in _REST_ON_WAITS:
