@@ -28,9 +28,13 @@ BATCH, WORKERS, STEPS = 12, 2, 2
 FLAGS = {
     "ddp": f"--batch-size 2 --global-batch {BATCH}",
     "fsdp": f"--batch-size 2 --global-batch {BATCH}",
+    "ring": f"--batch-size 2 --global-batch {BATCH}",
+    "tensor": "--batch-size 2 --microbatches 6",
     "pipeline": "--schedule gpipe --batch-size 2 --microbatches 6",
     "parameter_server": "--batch-size 3 --microbatches 2",
 }
+RANKS = {"tensor": (1, 2, 4), "parameter_server": (WORKERS + 1, WORKERS + 2)}  # else 1 to 3
+SHARDS = {"tensor": 1, "pipeline": 1, "parameter_server": WORKERS}  # else one for each rank
 _ROUNDING = 2e-5
 
 
@@ -47,8 +51,7 @@ def change(strategy: str, sizes: list[int], folder: Path) -> tuple[float, int]:
     worst = 0.0
     for step, loss in found.items():
         ranks = sizes[(step - 1) // STEPS]
-        shards = {"pipeline": 1, "parameter_server": WORKERS}.get(strategy, ranks)
-        own = expected[step][::shards]  # windows are dealt out like cards
+        own = expected[step][:: SHARDS.get(strategy, ranks)]  # windows are dealt out like cards
         right = sum(own) / len(own)
         worst = max(worst, abs(loss - right) / right)
     document = (finished(folder / "checkpoints")[-1] / "checkpoint.json").read_text()
@@ -67,7 +70,7 @@ def main() -> int:
     is_right = True
     for strategy in options.strategies.split(","):
         chooser = random.Random(options.seed)
-        possible = {1, 2, 3} if strategy != "parameter_server" else {3, 4}
+        possible = set(RANKS.get(strategy, (1, 2, 3)))
         sizes = [min(possible)]
         for _ in range(options.changes):
             sizes.append(chooser.choice(sorted(possible - {sizes[-1]})))

@@ -190,6 +190,8 @@ class Checkpoints:
                 continue
             if written.get(name) != value:
                 problem = f"{folder} was written with {name} = {written.get(name)!r}, not {value!r}"
+                if name == "world_size":
+                    problem += f", and {self._shape['strategy']} holds what belongs to each rank"
                 remedy = "Choose the same, another folder, or --no-resume"
                 raise SettingError("checkpoint_dir", problem, remedy)
 

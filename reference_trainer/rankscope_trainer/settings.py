@@ -97,7 +97,7 @@ class Settings:
     )
     global_batch: int = _setting(
         0,
-        "ddp, fsdp: sequences of a step over all ranks, however many there are;"
+        "ddp, fsdp, ring: sequences of a step over all ranks, however many there are;"
         " 0: batch_size times microbatches on each rank.",
         minimum=0,
     )

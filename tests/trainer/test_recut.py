@@ -13,7 +13,12 @@ from rankscope_trainer.checkpoint_folder import finished
 from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.errors import SettingError
 from tests.trainer.launch import run
-from tests.trainer.whole_runs import assert_traffic_as_computed, run_in_turns, train_alone
+from tests.trainer.whole_runs import (
+    assert_traffic_as_computed,
+    losses_of_windows,
+    run_in_turns,
+    train_alone,
+)
 
 STEPS_BETWEEN = 3
 FSDP = "--strategy fsdp --batch-size 2 --global-batch 12 --clip 0.5"
@@ -51,6 +56,48 @@ def test_sharded_weights_are_cut_anew(tmp_path: Path, sizes: tuple[int, ...]) ->
     assert_close(torch.load(tmp_path / "whole.pt", weights_only=True)["model"], model)
     assert position(tmp_path) == 12 * steps
     assert_traffic_as_computed(runs[-1], sizes[-1], resumed_after=steps - STEPS_BETWEEN)
+
+
+@pytest.mark.multiproc
+def test_replicas_of_a_ring_become_more_and_fewer(tmp_path: Path) -> None:
+    flags, sizes = "--strategy ring --batch-size 2 --global-batch 12", (2, 3, 1)
+    runs = run_in_turns(tmp_path, flags, sizes, STEPS_BETWEEN)
+    windows = losses_of_windows(load_settings(runs[-1].arguments, {}, 1), 12)
+    expected = {}
+    for step, losses in windows.items():  # windows are dealt out like cards
+        own = losses[:: sizes[(step - 1) // STEPS_BETWEEN]]
+        expected[step] = sum(own) / len(own)
+    assert runs[-1].losses() == pytest.approx(expected, rel=2e-5)
+    assert position(tmp_path) == 12 * STEPS_BETWEEN * len(sizes)
+    assert_traffic_as_computed(runs[-1], 1, resumed_after=2 * STEPS_BETWEEN)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("flags", "ranks", "shards", "axes"),
+    [
+        ("--strategy tensor --clip 0.5", (2, 1, 4), 1, ()),
+        ("--strategy tensor --sequence-parallel", (1, 2), 1, ()),
+        ("--strategy hybrid", (4, 2, 4), 2, ("2 2 1", "2 1 1", "2 1 2")),
+    ],
+    ids=["tensor", "sequence", "hybrid"],
+)
+def test_layers_are_cut_anew(
+    tmp_path: Path, flags: str, ranks: tuple[int, ...], shards: int, axes: tuple[str, ...]
+) -> None:
+    """A hybrid keeps its shards of the data, and so its batch."""
+    names = ("data", "pipeline", "tensor")
+    more = [
+        " ".join(f"--{n}-parallel {size}" for n, size in zip(names, each.split(), strict=True))
+        for each in axes
+    ]
+    runs = run_in_turns(tmp_path, flags, ranks, STEPS_BETWEEN, more)
+    settings = load_settings(runs[-1].arguments, {}, ranks[-1])
+    losses, _ = train_alone(settings, ranks[-1], shards)
+    assert runs[-1].losses() == pytest.approx(losses, rel=2e-5)  # the file of all of them
+    batch = settings.batch_size * settings.microbatches_for(ranks[-1]) * shards
+    assert position(tmp_path) == batch * settings.steps
+    assert_traffic_as_computed(runs[-1], ranks[-1], resumed_after=settings.steps - STEPS_BETWEEN)
 
 
 @pytest.mark.multiproc
@@ -98,11 +145,22 @@ def test_servers_that_do_not_wait_for_all_stay_as_they_are(tmp_path: Path) -> No
     assert "was written with servers = 'rank 1:" in refused.output
 
 
+@pytest.mark.multiproc
+def test_what_belongs_to_a_rank_is_refused_with_the_reason(tmp_path: Path) -> None:
+    flags = "--strategy local_sgd --checkpoint-every 2"
+    flags += f" --checkpoint-dir {tmp_path / 'checkpoints'}"
+    assert run(tmp_path, 1, *flags.split(), "--steps", "2").code == 0
+    refused = run(tmp_path, 2, *flags.split(), "--steps", "4")
+    assert refused.code != 0
+    assert "world_size = 1, not 2, and local_sgd holds what belongs to each rank" in refused.output
+
+
 @pytest.mark.parametrize(
     ("flags", "ranks", "words"),
     [
         (FSDP, 4, "not equally many on 4 ranks"),
-        (FSDP.replace("fsdp", "tensor"), 2, "choose ddp or fsdp"),
+        (FSDP.replace("fsdp", "ring"), 4, "add up means of equally many"),
+        (FSDP.replace("fsdp", "tensor"), 2, "choose ddp, fsdp or ring"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(flags: str, ranks: int, words: str) -> None:

@@ -49,13 +49,17 @@ STRATEGIES: dict[str, StrategyEntry] = {
     ),
     "pipedream": StrategyEntry(module="pipedream", class_name="PipeDream", check=checks.pipedream),
     "hogwild": StrategyEntry(module="hogwild", class_name="Hogwild", check=checks.hogwild),
-    "ring": StrategyEntry(module="ring", class_name="Ring"),
+    "ring": StrategyEntry(module="ring", class_name="Ring", is_elastic=True),
     "local_sgd": StrategyEntry(module="local_sgd", class_name="LocalSGD"),
     "fsdp": StrategyEntry(
         module="fsdp", class_name="FullySharded", check=checks.fsdp, is_elastic=True
     ),
-    "tensor": StrategyEntry(module="tensor", class_name="TensorParallel", check=checks.tensor),
-    "hybrid": StrategyEntry(module="hybrid", class_name="Hybrid", check=checks.hybrid),
+    "tensor": StrategyEntry(
+        module="tensor", class_name="TensorParallel", check=checks.tensor, is_elastic=True
+    ),
+    "hybrid": StrategyEntry(
+        module="hybrid", class_name="Hybrid", check=checks.hybrid, is_elastic=True
+    ),
     "parameter_server": StrategyEntry(
         module="parameter_server.worker",
         class_name="worker_or_server",

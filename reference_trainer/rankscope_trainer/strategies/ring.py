@@ -60,7 +60,7 @@ class Ring(Strategy):
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Build the model; all ranks draw the same first weights, so none are sent."""
-        self.microbatches = settings.microbatches_for(world.world_size)
+        self.microbatches = settings.microbatches_by_rank(world.world_size)[world.rank]
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0
         self.model = build_model(settings).to(world.device)
