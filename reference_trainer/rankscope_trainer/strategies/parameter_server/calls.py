@@ -136,12 +136,10 @@ class Calls(Wire):
             inbox.rpc_async().take(self._rank, header.tolist(), gradient)
             for inbox, header, gradient in zip(self._inboxes, headers, sent, strict=True)
         ]
-        replies = []
-        for answer, piece in zip(answers, weights, strict=True):
-            reply, newest = answer.wait()
+        replies = self._wait(answer.wait for answer in answers)
+        for (_, newest), piece in zip(replies, weights, strict=True):
             piece.copy_(newest)
-            replies.append(reply)
-        return replies
+        return [reply for reply, _ in replies]
 
     def receive_header(self) -> tuple[int, Kind, int, int, float]:
         """Take the oldest call; return worker, kind, step, version, and for how long it waited."""

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 
 class Kind(enum.IntEnum):
@@ -56,6 +58,7 @@ class Wire:
         """Use the default group if it is gloo's, else make one; all ranks construct this."""
         is_gloo = dist.get_backend() == "gloo"
         self._servers = servers
+        self.waited_seconds = 0.0  # of a worker, in its last exchange
         self._group = None if is_gloo else cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         self._among_servers = cast(dist.ProcessGroup, dist.new_group(list(servers), backend="gloo"))
 
@@ -97,9 +100,15 @@ class Wire:
                 works.append(self._start_send(gradients[index], server, Tag.GRADIENT))
             works.append(self._start_receive(replies[-1], server, Tag.REPLY))
             works.append(self._start_receive(piece, server, Tag.WEIGHTS))
-        for work in works:
-            work.wait()
+        self._wait(work.wait for work in works)
         return replies
+
+    def _wait(self, waits: Iterable[Callable[[], Result]]) -> list[Result]:
+        """Wait for all and return what they do; what this thread computes meanwhile is no wait."""
+        began, computed = time.perf_counter(), time.thread_time()
+        results = [wait() for wait in waits]
+        self.waited_seconds = time.perf_counter() - began - (time.thread_time() - computed)
+        return results
 
     def close(self) -> None:
         """Let go of what process groups do not."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,9 +140,8 @@ class Worker(Strategy):
         weights = torch.empty_like(gradient)
         headers = [header(kind, self._step, version) for version in self._versions]
         sent = gradient.split(self._sizes) if kind is Kind.GRADIENT else None
-        began = time.perf_counter()
         replies = self._wire.exchange(headers, sent, weights.split(self._sizes))
-        self._measured["waited_seconds"] = time.perf_counter() - began
+        self._measured["waited_seconds"] = self._wire.waited_seconds
         vector_to_parameters(weights.to(self._device), self.model.parameters())
         self._reported_step = self._step
         self._versions = [int(reply[0]) for reply in replies]
