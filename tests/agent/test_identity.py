@@ -7,38 +7,7 @@ import pytest
 from rankscope.files import identity
 from rankscope.node.launch import naming
 from rankscope.process import family
-
-# docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
-# gives TRAINING_JOB_NAME, github.com/aws/sagemaker-training-toolkit ("Environment variables") the
-# others; the job's own torchrun gives the ranks.
-SAGEMAKER = {
-    "TRAINING_JOB_NAME": "pytorch-training-2020-07-13-20-42-24-519",
-    "SM_CURRENT_HOST": "algo-2",
-    "SM_HOSTS": '["algo-1","algo-2"]',
-    "SM_NUM_GPUS": "4",
-}
-TORCHRUN = {
-    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
-    "TORCHELASTIC_RUN_ID": "none",
-}  # fmt: skip
-# learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu, PyTorch: a process for
-# each of process_count_per_instance, without torchrun
-AZURE_PYTORCH = {
-    "AZUREML_RUN_ID": "loving_arm_9m3v5z1k", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1",
-    "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105",
-}  # fmt: skip
-# the same page, MPI
-AZURE_MPI = {
-    "AZUREML_RUN_ID": "loving_arm_9m3v5z1k", "OMPI_COMM_WORLD_RANK": "5",
-    "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000",
-}  # fmt: skip
-# github.com/horovod/horovod/blob/master/horovod/runner/gloo_run.py
-HOROVOD = {
-    "HOROVOD_HOSTNAME": "host-1", "HOROVOD_RANK": "5", "HOROVOD_SIZE": "8",
-    "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4", "HOROVOD_CROSS_RANK": "1",
-    "HOROVOD_CROSS_SIZE": "2", "HOROVOD_CONTROLLER": "gloo",
-}  # fmt: skip
+from tests.platforms import AZURE_MPI, AZURE_PYTORCH, HOROVOD, SAGEMAKER, TORCHRUN
 
 
 @pytest.mark.parametrize(
@@ -57,6 +26,10 @@ def test_rank_place_and_run(environ: dict[str, str], launcher: str, run: str) ->
     assert (who.rank, who.world_size, who.local_rank, who.node_rank) == (5, 8, 1, 1)
     assert who.run_id == run
     assert who.local_world_size == (8 if environ is AZURE_PYTORCH else 4)  # it does not say
+    if environ is AZURE_PYTORCH:
+        counted = identity.likely(environ | {"AZUREML_NODE_COUNT": "2"})
+        assert counted is not None
+        assert counted.local_world_size == 4
     assert family.launcher(environ) == launcher
 
 

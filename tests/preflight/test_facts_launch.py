@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.preflight.facts import command, launch
 from rankscope.preflight.system import System
+from tests.platforms import AZURE_MPI, AZURE_PYTORCH, HOROVOD, SAGEMAKER
 
 WORKER = {
     "MASTER_ADDR": "node0", "MASTER_PORT": "29511", "RANK": "5", "WORLD_SIZE": "6",
@@ -109,6 +110,28 @@ def test_mpi(environ: dict[str, str], expected: tuple[int | None, ...]) -> None:
     facts = read(environ)
     assert (facts.launcher, facts.mode) == ("mpi", "env")
     assert (facts.rank, facts.world_size, facts.node_rank) == expected
+
+
+def test_horovodrun_says_ranks_and_nodes() -> None:
+    facts = read(HOROVOD)
+    assert (facts.launcher, facts.mode, facts.master_addr) == ("horovod", "env", "")
+    assert (facts.rank, facts.world_size, facts.local_rank) == (5, 8, 1)
+    assert (facts.node_rank, facts.num_nodes, facts.nproc_per_node) == (1, 2, 4)
+
+
+def test_azure_ml_counts_nodes_and_so_ranks_of_each() -> None:
+    facts = read(AZURE_PYTORCH | {"AZUREML_NODE_COUNT": "2"})
+    assert (facts.launcher, facts.mode, facts.master_addr) == ("env", "env", "10.0.0.4")
+    assert (facts.node_rank, facts.num_nodes, facts.nproc_per_node) == (1, 2, 4)
+    assert read(AZURE_PYTORCH).num_nodes is None
+    facts = read(AZURE_MPI)
+    assert (facts.launcher, facts.node_rank, facts.num_nodes) == ("mpi", 1, 2)
+
+
+def test_sagemaker_lists_its_hosts() -> None:
+    facts = read(SAGEMAKER)
+    assert (facts.launcher, facts.node_rank, facts.num_nodes) == ("hand", 1, 2)
+    assert read(SAGEMAKER, "torchrun --nnodes 1 train.py").num_nodes == 1
 
 
 def test_kubernetes_counts_pods() -> None:

@@ -42,7 +42,7 @@ def _who(add: Callable[..., object]) -> None:
         "--nodes",
         metavar="LIST",
         help="all nodes, node 0 first: node0,node1 or node[0-7]; "
-        "default: from Slurm, PBS, LSF, Flux, Kubernetes, or torchrun's variables",
+        "default: from Slurm, PBS, LSF, Flux, Kubernetes, SageMaker, or torchrun's variables",
     )
     add(
         "--node",

@@ -23,6 +23,7 @@ from rankscope.process.family import (
     is_rank,
     job_name,
     node_of_job,
+    ranks_of_node,
 )
 
 
@@ -109,6 +110,8 @@ def _place(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int,
         local_size = _local_size(environ.get(row.local_world_size, ""), node or 0)
         if local_size is None:
             local_size = _integer(environ, "LOCAL_SIZE")  # of deepspeed
+        if local_size is None:
+            local_size = ranks_of_node(environ, world_size)
         if node is None:
             node = _integer(environ, "CROSS_RANK")
         if node is None:

@@ -91,6 +91,18 @@ def job_name(environ: Mapping[str, str]) -> str:
     return ""
 
 
+def hosts_of_job(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return all hosts of a job in their order; none where no platform lists them, as SageMaker."""
+    hosts = environ.get("SM_HOSTS", "")  # a list in JSON of names in quotes
+    return tuple(filter(None, (name.strip(' "') for name in hosts.strip("[] ").split(","))))
+
+
+def num_nodes_of_job(environ: Mapping[str, str]) -> int | None:
+    """Return how many nodes a job has, as the platform gives it; None where none does."""
+    number = environ.get("AZUREML_NODE_COUNT", "")
+    return int(number) if number.isdecimal() else len(hosts_of_job(environ)) or None
+
+
 def node_of_job(environ: Mapping[str, str]) -> int | None:
     """Return the number of this node in its job, as the platform gives it; None where none does.
 
@@ -99,10 +111,14 @@ def node_of_job(environ: Mapping[str, str]) -> int | None:
     number = environ.get("NODE_RANK", "")
     if number.isdecimal():
         return int(number)
-    hosts = environ.get("SM_HOSTS", "")  # a list in JSON of names in quotes
-    names = [name.strip(' "') for name in hosts.strip("[] ").split(",")]
-    own = environ.get("SM_CURRENT_HOST", "")
-    return names.index(own) if own and own in names else None
+    hosts, own = hosts_of_job(environ), environ.get("SM_CURRENT_HOST", "")
+    return hosts.index(own) if own in hosts else None
+
+
+def ranks_of_node(environ: Mapping[str, str], world_size: int) -> int | None:
+    """Return how many ranks each node has, where the platform gives all equally many."""
+    nodes = num_nodes_of_job(environ)
+    return world_size // nodes if nodes and not world_size % nodes else None
 
 
 def launcher(environ: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from rankscope.preflight.exchange.discover import Asked, Discovery, agreed, disc
 from rankscope.preflight.facts import launch as facts_of_launch
 from rankscope.preflight.facts.launch import Launcher, LaunchFacts
 from rankscope.preflight.system import RESOLVE_LIMIT_S, Resolved, System
+from tests.platforms import AZURE_PYTORCH, HOROVOD, SAGEMAKER
 
 
 @dataclass(frozen=True)
@@ -341,3 +342,40 @@ def test_mpi_inside_of_pbs_reads_its_host_file(tmp_path: Path) -> None:
     path.write_text("node0\nnode0\nnode1\nnode1\n")
     seen = found({"PBS_NODEFILE": str(path)}, LaunchFacts(launcher="mpi", node_rank=1))
     assert (seen.nodes, seen.me, seen.how) == (("node0", "node1"), "node1", "PBS_NODEFILE")
+
+
+def of_environment(
+    environ: Mapping[str, str], argv: str = "", name: str = "elsewhere"
+) -> Discovery:
+    launch = facts_of_launch.collect(System(root=Path("/nowhere"), environ=environ), argv.split())
+    return found(environ, launch, name=name)
+
+
+@pytest.mark.parametrize("name", ["algo-2", "ip-10-0-1-7"])
+def test_sagemaker_names_all_nodes_and_which_one_this_is(name: str) -> None:
+    """Also where the container is called otherwise, and whatever torchrun's default says."""
+    for argv in ("", "torchrun --nnodes 2 --node-rank 1 --master-addr algo-1 train.py"):
+        seen = of_environment(SAGEMAKER, argv, name)
+        assert (seen.nodes, seen.me, seen.node_rank) == (("algo-1", "algo-2"), "algo-2", 1)
+        assert (seen.master_addr, seen.how, seen.errors) == ("algo-1", "SM_HOSTS", ())
+
+
+def test_a_torchrun_of_one_node_within_a_job_of_sagemaker_is_alone() -> None:
+    seen = of_environment(SAGEMAKER, "torchrun --standalone train.py", "algo-2")
+    assert (seen.nodes, seen.num_nodes) == (("algo-2",), 1)
+
+
+def test_a_process_of_azure_ml_meets_at_its_master_and_one_of_a_node_speaks_for_it() -> None:
+    environ = AZURE_PYTORCH | {"AZUREML_NODE_COUNT": "2"}
+    assert "LOCAL_RANK=1" in of_environment(environ).stands_aside
+    seen = of_environment(environ | {"RANK": "4", "LOCAL_RANK": "0"})
+    assert (seen.node_rank, seen.num_nodes, seen.master_addr) == (1, 2, "10.0.0.4")
+    assert not seen.errors
+
+
+def test_a_process_of_horovodrun_needs_to_be_given_the_nodes() -> None:
+    assert "HOROVOD_LOCAL_RANK=1" in of_environment(HOROVOD).stands_aside
+    first = HOROVOD | {"HOROVOD_RANK": "4", "HOROVOD_LOCAL_RANK": "0"}
+    assert "give --nodes a,b" in of_environment(first).errors[0]
+    seen = of_environment(first | {"MASTER_ADDR": "node0"}, name="node1")
+    assert (seen.node_rank, seen.num_nodes, seen.errors) == (1, 2, ())

@@ -21,18 +21,20 @@ from rankscope.preflight.exchange.hostlist import (
     read_hostfile,
     same_host,
 )
-from rankscope.preflight.facts.launch import LaunchFacts, is_of_mpirun, is_of_srun
+from rankscope.preflight.facts.launch import (
+    LOCAL_RANKS,
+    LaunchFacts,
+    is_of_mpirun,
+    is_of_srun,
+)
 from rankscope.preflight.system import System
+from rankscope.process.family import hosts_of_job, node_of_job
 
 PORT = 29500  # torch's default, `torch/distributed/distributed_c10d.py`
 _SLURM_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 # files of PBS, LSF and SGE; then LSF's variables: "a 2 b 2", and "a a b b" (unset where too long)
 _HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 _HOST_TEXTS = ("LSB_MCPU_HOSTS", "LSB_HOSTS")
-_LOCAL_RANKS = (  # mpirun before Slurm, which knows only the daemons of mpirun
-    "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID",
-    "FLUX_TASK_LOCAL_ID", "JSM_NAMESPACE_LOCAL_RANK",
-)  # fmt: skip
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "localhost4", "localhost6")
 _NUM_RESOLVERS = 32
 
@@ -132,7 +134,7 @@ def agreed(found: Discovery, lists: Sequence[tuple[str, ...]]) -> Discovery:
 
 def _stands_aside(environ: Mapping[str, str]) -> str:
     """One process speaks for a node: the one of local rank 0."""
-    for name in _LOCAL_RANKS:
+    for name in LOCAL_RANKS:
         value = environ.get(name, "")
         if value.isdecimal():
             text = f"{name}={value}: local rank 0 of this machine does the preflight for it"
@@ -147,7 +149,10 @@ def _node_rank(system: System, launch: LaunchFacts) -> int:
         return launch.rank // launch.nproc_per_node
     by_slurm = "" if is_of_mpirun(system.environ) else system.environ.get("SLURM_NODEID")
     text = by_slurm or system.environ.get("JOB_COMPLETION_INDEX") or ""
-    return int(text) if text.isdecimal() else -1
+    if text.isdecimal():
+        return int(text)
+    place = node_of_job(system.environ) if hosts_of_job(system.environ) else None
+    return -1 if place is None else place
 
 
 def _named(
@@ -164,6 +169,9 @@ def _named(
             return _from_slurm(system, launch, name)
     if found := _from_batch(system, launch):
         return found
+    hosts = hosts_of_job(system.environ)
+    if hosts and not _is_here_alone(system, launch):
+        return hosts, "SM_HOSTS", True, ""
     numbered = _kubernetes(system, asked.master_addr or launch.master_addr, launch, rank)
     return numbered, "the names of the pods", True, ""
 

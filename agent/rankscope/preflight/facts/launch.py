@@ -10,11 +10,12 @@ import msgspec
 
 from rankscope.preflight.facts.command import Torchrun, find_torchrun
 from rankscope.preflight.system import System
+from rankscope.process.family import LAUNCHERS, node_of_job, num_nodes_of_job, ranks_of_node
 from rankscope.wire.assigned_secrets import HIDDEN
 from rankscope.wire.redaction import cut, redact
 from rankscope.wire.secret_names import holds_secret
 
-Launcher = Literal["torchrun", "slurm", "mpi", "kubernetes", "env", "hand"]
+Launcher = Literal["torchrun", "slurm", "mpi", "horovod", "kubernetes", "env", "hand"]
 Mode = Literal["static", "c10d", "env"]  # how the job will meet: it decides what a fault does
 
 DEFAULT_PORT = 29500  # of MASTER_PORT in torchrun
@@ -268,6 +269,10 @@ def _plain(reader: _Reader) -> tuple[Launcher, Mode]:
     if any(name in environ for name in _MPI_RANKS):
         _mpi(reader)
         return "mpi", "env"
+    if _HOROVOD.rank in environ:
+        _horovod(reader)
+        return "horovod", "env"
+    _platform(reader)
     if "KUBERNETES_SERVICE_HOST" in environ:
         reader.number("node_rank", "JOB_COMPLETION_INDEX")
         return "kubernetes", "env"
@@ -291,23 +296,50 @@ def _slurm(reader: _Reader) -> None:
         reader.given_text("master_addr", name, first_node(environ.get(name, "")))
 
 
-# Open MPI; MPICH and Intel MPI; PMIx; Flux; LSF's jsrun
-_MPI_RANKS = (
-    "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK",
+_MPIRUN = tuple(row for row in LAUNCHERS if row.name == "mpirun")
+(_HOROVOD,) = (row for row in LAUNCHERS if row.name == "horovodrun")
+_MPI_RANKS = (  # of MPI itself; PMIx; Flux; LSF's jsrun
+    *(row.rank for row in _MPIRUN), "PMIX_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK",
+)  # fmt: skip
+# of a process on its node; mpirun before Slurm, which knows only the daemons of mpirun
+LOCAL_RANKS = (
+    *(row.local_rank for row in LAUNCHERS if row.name != "srun"), "SLURM_LOCALID",
+    "FLUX_TASK_LOCAL_ID", "JSM_NAMESPACE_LOCAL_RANK",
 )  # fmt: skip
 
 
 def _mpi(reader: _Reader) -> None:
     reader.number("rank", *_MPI_RANKS)
-    reader.number(
-        "world_size", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"
-    )
-    reader.number(
-        "local_rank", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "FLUX_TASK_LOCAL_ID",
-        "JSM_NAMESPACE_LOCAL_RANK",
-    )  # fmt: skip
+    sizes = (row.world_size for row in _MPIRUN)
+    reader.number("world_size", *sizes, "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE")
+    local = (row.local_rank for row in _MPIRUN)
+    reader.number("local_rank", *local, "FLUX_TASK_LOCAL_ID", "JSM_NAMESPACE_LOCAL_RANK")
     reader.number("num_nodes", "FLUX_JOB_NNODES")
-    reader.number("nproc_per_node", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    reader.number("nproc_per_node", *(row.local_world_size for row in _MPIRUN))
+
+
+def _horovod(reader: _Reader) -> None:
+    reader.number("rank", _HOROVOD.rank)
+    reader.number("world_size", _HOROVOD.world_size)
+    reader.number("local_rank", _HOROVOD.local_rank)
+    reader.number("node_rank", _HOROVOD.node_rank)
+    reader.number("num_nodes", "HOROVOD_CROSS_SIZE")
+    reader.number("nproc_per_node", _HOROVOD.local_world_size)
+
+
+def _platform(reader: _Reader) -> None:
+    """Read what SageMaker and Azure ML say of a job's nodes."""
+    environ, numbers = reader.environ, reader.numbers
+    nodes, node = num_nodes_of_job(environ), node_of_job(environ)
+    if nodes is None:
+        return
+    by = "AZUREML_NODE_COUNT" if "AZUREML_NODE_COUNT" in environ else "SM_HOSTS"
+    reader.given_number("num_nodes", by, str(nodes))
+    if node is not None:
+        reader.given_number("node_rank", "SM_CURRENT_HOST", str(node))
+    each = ranks_of_node(environ, numbers.get("world_size", 0))
+    if each:
+        reader.given_number("nproc_per_node", by, str(each))
 
 
 def _derive(numbers: dict[str, int]) -> None:

@@ -22,7 +22,7 @@ from rankscope.preflight.verdict.engine import exit_code, open_questions
 
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "ok", "skipped")
 _LAUNCHERS = {"hand": "started by hand", "env": "environment", "mpi": "MPI", "slurm": "Slurm",
-              "kubernetes": "Kubernetes"}  # fmt: skip
+              "horovod": "horovodrun", "kubernetes": "Kubernetes"}  # fmt: skip
 _MOST_REASONS = 3
 _SMALL = 8  # rows of a matrix that leaves room for the findings
 
