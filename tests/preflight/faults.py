@@ -280,6 +280,17 @@ PATHS = (
         _one("net.mtu.path", edges=(("node0", "node1"),), remedy=r"mtu 1400"), wire="tap",
     ),
     Fault(
+        "mtu-hole-small", "MTU black hole between nodes 0 and 1 that even 1280 bytes fall into",
+        broken.links((0, 1), mtu=1230),
+        _one("net.mtu.path", edges=(("node0", "node1"),), remedy=r"mtu 1230"), wire="tap",
+        modes=(),
+    ),
+    Fault(
+        "mtu-hole-no-udp", "the same, where UDP is closed", broken.hole_without_udp(0, 1, 1230),
+        _one("net.mtu.path", edges=(("node0", "node1"),), remedy=r"mtu 1200"), wire="tap",
+        modes=(),
+    ),
+    Fault(
         "mtu-differs", "node 1 has a smaller MTU", broken.smaller_mtu,
         _one("net.mtu.differs", "node1", status="warn", remedy=r"mtu 1500"),
     ),

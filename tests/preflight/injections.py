@@ -286,6 +286,17 @@ def links(*pairs: tuple[int, int], **faults: float) -> Injection:
     return inject
 
 
+def hole_without_udp(start: int, end: int, mtu: int) -> Injection:
+    """Let packets above `mtu` vanish on a pair (tap), of whose ends drop UDP."""
+
+    def inject(scene: Scene) -> None:
+        links((start, end), mtu=mtu)(scene)
+        scene.firewall(start, "meta l4proto udp drop")
+        scene.firewall(end, "meta l4proto udp drop")
+
+    return inject
+
+
 def jitter(start: int, end: int, seconds: float) -> Injection:
     """Delay most, not all, of what one host sends to another (tap)."""
 

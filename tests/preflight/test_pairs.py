@@ -19,7 +19,7 @@ from rankscope.preflight.probe import schedule
 from rankscope.preflight.report import grid
 from rankscope.preflight.report.matrix import build
 from rankscope.preflight.system import Resolved
-from rankscope.preflight.verdict.engine import evaluate
+from rankscope.preflight.verdict.engine import evaluate, exit_code
 
 from .synthetic import PORT, Cluster, cluster, dial
 
@@ -693,6 +693,18 @@ def test_a_stall_on_a_path_of_full_size_is_no_black_hole() -> None:
     assert found(some.run()) == []
     asides = [f for f in evaluate(some.run()).notes if f.id == "net.mtu.path"]
     assert [f.status for f in asides] == ["unknown"]
+
+
+def test_a_path_on_which_no_large_message_was_tried_is_unknown() -> None:
+    some = cluster(3)
+    some.change("node0", "node1", mtu=None)
+    some.change("node2", "node1", mtu=PathMtu(carried_bytes=-1, large_ok=False))
+    verdict = evaluate(some.run())
+    assert found(some.run()) == []
+    asides = {f.edges: f.status for f in verdict.notes if f.id == "net.mtu.path"}
+    stalled = (("node1", "node2"), ("node2", "node1"))
+    assert asides == {(("node0", "node1"),): "unknown", stalled: "unknown"}
+    assert exit_code(verdict) == 3
 
 
 def test_a_black_hole_in_one_direction_stalls_both() -> None:

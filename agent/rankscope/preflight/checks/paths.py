@@ -29,6 +29,12 @@ def both_ends(run: Run) -> Iterator[tuple[str, str, EdgeFacts]]:
             yield start, end, edge
 
 
+def is_reached(edge: EdgeFacts) -> bool:
+    """Return whether a port at the far end answered."""
+    dials = (edge.mesh, edge.master, *edge.others, *edge.ephemeral)
+    return any(dial is not None and dial.outcome == "ok" for dial in dials)
+
+
 def usual(values: Mapping[Path, float]) -> float | None:
     """Return the usual value of a path where low is good; None with fewer than three nodes."""
     best: dict[str, float] = {}
@@ -141,7 +147,9 @@ class NetMtuPath(BuiltinCheck, id="net.mtu.path", scope="pair", needs=("peers",)
 
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
         """Blame the node on all bad paths, or the pair."""
-        paths = {(a, b): edge.mtu for a, b, edge in both_ends(run) if edge.mtu is not None}
+        edges = {(a, b): edge for a, b, edge in both_ends(run) if not {a, b} & set(run.gone)}
+        paths = {path: edge.mtu for path, edge in edges.items() if edge.mtu is not None}
+        untried = [path for path, edge in edges.items() if path not in paths and is_reached(edge)]
         stalled = {path for path, mtu in paths.items() if not mtu.large_ok}
         # an echo goes both ways, so a path that is bad one way is bad both ways
         stalled |= {(b, a) for a, b in stalled if (b, a) in paths}
@@ -154,10 +162,14 @@ class NetMtuPath(BuiltinCheck, id="net.mtu.path", scope="pair", needs=("peers",)
         for one in found:
             yield self._finding(run, one, paths)
         if stalled - bad:
-            title = f"{arrows(sorted(stalled - bad))}: 64 kB did not come back in time, though "
-            title += "packets of full size pass"
-            edges = tuple(sorted(stalled - bad))
-            yield self.unknown(title, edges=edges)
+            doubtful = tuple(sorted(stalled - bad))
+            title = f"{arrows(doubtful)}: 64 kB did not come back in time, "
+            is_whole = all(paths[path].carried_bytes >= 0 for path in doubtful)
+            title += "though packets of full size pass" if is_whole else "what passes is not known"
+            yield self.unknown(title, edges=doubtful)
+        if untried:
+            title = f"{arrows(untried)}: large messages were not tried, or not to the end"
+            yield self.unknown(title, edges=untried)
 
     def _finding(self, run: Run, one: Blame, paths: dict[tuple[str, str], PathMtu]) -> CheckFinding:
         mtus = [paths[path] for path in one.paths]
@@ -187,7 +199,8 @@ class NetMtuPath(BuiltinCheck, id="net.mtu.path", scope="pair", needs=("peers",)
 
 def _is_narrow(mtu: PathMtu) -> bool:
     """Return whether a path carries less than its interface sends: else it is slow or lossy."""
-    return mtu.carried_bytes < mtu.interface_bytes or not mtu.interface_bytes
+    is_measured = mtu.carried_bytes >= 0
+    return is_measured and (mtu.carried_bytes < mtu.interface_bytes or not mtu.interface_bytes)
 
 
 def _command(run: Run, node: str, one: Blame, carried: int) -> str:

@@ -54,7 +54,7 @@ class Rtt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PathMtu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The largest IP packet that the path carries from here to the peer."""
 
-    carried_bytes: int = 0  # 0: not even the smallest came through
+    carried_bytes: int = 0  # 0: not even the smallest came through; -1: not measured
     how: Literal["udp", "clamp"] = "udp"  # clamp: TCP_MAXSEG, then it is "about"
     interface_bytes: int = 0  # MTU of the interface that the path leaves by
     large_ok: bool = True  # 64 kB over TCP, echoed

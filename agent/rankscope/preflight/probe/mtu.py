@@ -9,6 +9,7 @@ import fcntl
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 
 from rankscope.preflight.facts.edges import PathMtu
 from rankscope.preflight.key import RunKey
@@ -16,8 +17,11 @@ from rankscope.preflight.probe.datagrams import Probes
 from rankscope.preflight.probe.dial import Caller, dial
 from rankscope.preflight.probe.path import echo_large
 
-# Jumbo frames, InfiniBand's 4 kB, Ethernet, and what PPPoE, VXLAN, GRE and WireGuard leave of it.
-SIZES_BYTES = (9000, 8950, 4096, 1500, 1480, 1450, 1420, 1400, 1280)
+# Jumbo frames, InfiniBand's 4 kB, Ethernet, what PPPoE, VXLAN, GRE and WireGuard leave of it, and
+# what tunnels in tunnels leave, down to what every host must take.
+SIZES_BYTES = (9000, 8950, 4096, 1500, 1480, 1450, 1420, 1400, 1280, 1200, 1024, 576)
+NUM_PARTS, NUM_FINER = 16, 2  # sizes between two of these, tried at once; how often
+NUM_SEGMENTS = 3  # of full size, sent there and back
 ROUNDS_S = (0.05, 0.15, 0.3)  # waits after each repetition: two lost datagrams are no verdict
 _HEADERS = {socket.AF_INET: 20 + 8, socket.AF_INET6: 40 + 8}
 _TCP_HEADERS = {socket.AF_INET: 20 + 20, socket.AF_INET6: 40 + 20}
@@ -59,7 +63,6 @@ async def probe(key: RunKey, address: str, port: int, limit_bytes: int) -> int:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sizes = sorted({s for s in (*SIZES_BYTES, limit_bytes) if s <= limit_bytes}, reverse=True)
     probes, headers = Probes(key), _HEADERS[family]
-    best = 0
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         if sys.platform == "linux":
@@ -68,13 +71,27 @@ async def probe(key: RunKey, address: str, port: int, limit_bytes: int) -> int:
             sock.connect((address, port))
         except OSError:
             return 0
-        for wait_s in ROUNDS_S:
-            for size in (s for s in sizes if s > best):
-                with contextlib.suppress(OSError):  # EMSGSIZE: our own interface is smaller
-                    sock.send(probes.probe(size, size - headers))
-            best = max(best, await _acknowledged(sock, probes, headers, sizes[0], wait_s))
-            if best >= sizes[0]:
+        best = await _largest(sock, probes, headers, sizes)
+        for _ in range(NUM_FINER):
+            above = min((size for size in sizes if size > best), default=0)
+            if not best or not above:
                 break
+            step = max(1, (above - best) // NUM_PARTS)
+            sizes = [*range(best + step, above, step), above][::-1]
+            best = max(best, await _largest(sock, probes, headers, sizes[1:]))
+    return best
+
+
+async def _largest(sock: socket.socket, probes: Probes, headers: int, sizes: Sequence[int]) -> int:
+    """Return the largest of `sizes`, which are in falling order, that was acknowledged; else 0."""
+    best = 0
+    for wait_s in ROUNDS_S if sizes else ():
+        for size in (s for s in sizes if s > best):
+            with contextlib.suppress(OSError):  # EMSGSIZE: our own interface is smaller
+                sock.send(probes.probe(size, size - headers))
+        best = max(best, await _acknowledged(sock, probes, headers, sizes[0], wait_s))
+        if best >= sizes[0]:
+            break
     return best
 
 
@@ -99,18 +116,23 @@ async def _acknowledged(
 
 
 async def by_clamp(caller: Caller, address: str, port: int, to: str, limit_bytes: int) -> int:
-    """Return the largest packet with which 64 kB pass over TCP; 0: with none of them."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for size in (s for s in SIZES_BYTES if s < limit_bytes):
-        segment = size - _TCP_HEADERS[family]
+    """Return the largest packet with which full segments pass over TCP; 0: with none of them.
+
+    All sizes are tried at once: each that vanishes takes as long as a large message may.
+    """
+    headers = _TCP_HEADERS[socket.AF_INET6 if ":" in address else socket.AF_INET]
+
+    async def passed(size: int) -> int:
+        segment = size - headers
         _, call = await dial(caller, address, port, to, "path", max_segment_bytes=segment)
         if call is None:
             return 0
-        took = await echo_large(call)
+        took = await echo_large(call, NUM_SEGMENTS * segment)
         await call.close()
-        if took is not None:
-            return size
-    return 0
+        return size if took is not None else 0
+
+    found = await asyncio.gather(*(passed(size) for size in SIZES_BYTES if size < limit_bytes))
+    return max(found, default=0)
 
 
 async def measure(

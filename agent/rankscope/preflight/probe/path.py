@@ -60,9 +60,9 @@ async def clock(call: DialCall) -> Clock:
     return best
 
 
-async def echo_large(call: DialCall) -> float | None:
-    """Return the ms that 64 kB need there and back; None if they do not arrive whole."""
-    data = b"L" + os.urandom(LARGE_BYTES - 1)
+async def echo_large(call: DialCall, num_bytes: int = LARGE_BYTES) -> float | None:
+    """Return the ms that so many bytes need there and back; None if they do not arrive whole."""
+    data = b"L" + os.urandom(num_bytes - 1)
     started = time.perf_counter()
     try:
         if await ask(call, data, LARGE_LIMIT_S) != data:

@@ -16,7 +16,7 @@ import msgspec
 
 from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts import routes
-from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts, Rtt
+from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts, PathMtu, Rtt
 from rankscope.preflight.facts.ports import owner_of
 from rankscope.preflight.model import STAGES, NodeReport
 from rankscope.preflight.probe import loss, mtu, path, wire
@@ -323,6 +323,8 @@ class Prober:
             self._set(peer, rtt=await _calm_ping(call))
             self._set(peer, clock=await path.clock(call))
             large_ms = await path.echo_large(call)
+            if large_ms is None:  # known, whatever becomes of the rest
+                self._set(peer, mtu=PathMtu(carried_bytes=-1, large_ok=False))
         except (OSError, EOFError, TimeoutError):
             return
         finally:

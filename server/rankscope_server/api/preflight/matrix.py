@@ -54,7 +54,8 @@ def value_of(
     if metric == "rtt":
         return edge.rtt.median_ms if edge.rtt is not None else None
     if metric == "mtu":
-        return float(edge.mtu.carried_bytes) if edge.mtu is not None else None
+        carried = edge.mtu.carried_bytes if edge.mtu is not None else -1
+        return float(carried) if carried >= 0 else None
     speed = edge.bandwidth
     if speed is None or metric == "connect":
         return None
