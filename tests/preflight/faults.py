@@ -155,6 +155,11 @@ FIREWALLS = (
         _one("port.master.identity", "node2", remedy=r"nft insert rule.*29500"), modes=(),
     ),
     Fault(
+        "local-ports-used", "all local ports of node 1 are held by another program",
+        broken.local_ports_used(1, 40000, 40100),
+        _one("port.local", "node1", remedy="ip_local_port_range"), modes=(),
+    ),
+    Fault(
         "isolated-one", "node 2 hears and reaches no node", broken.isolated(2),
         _one("port.ephemeral", "node2", remedy=_OPEN_MASTER), options="--share {shared}",
     ),

@@ -112,6 +112,25 @@ def sidecar(number: int, manner: str, ports: str = EPHEMERAL) -> Injection:
     return inject
 
 
+_HOLDS_PORTS = """
+import socket, sys, time
+first, last = map(int, sys.argv[1:])
+kept = [socket.create_server(("", port)) for port in range(first, last + 1)]
+time.sleep(100000)
+"""
+
+
+def local_ports_used(number: int, first: int, last: int) -> Injection:
+    """Let a host hand out these local ports, and another program hold all of them."""
+
+    def inject(scene: Scene) -> None:
+        scene.lab.run(number, f"echo {first} {last} > /proc/sys/net/ipv4/ip_local_port_range")
+        scene.lab.popen(number, [sys.executable, "-c", _HOLDS_PORTS, str(first), str(last)])
+        _wait_for_listener(scene, number, last)
+
+    return inject
+
+
 # ---- names and addresses
 
 

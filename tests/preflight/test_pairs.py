@@ -25,7 +25,8 @@ from .synthetic import PORT, Cluster, cluster, dial
 
 OURS = (
     "node.absent", "dns.loopback", "dns.wrong", "dns.family", "port.master.reach",
-    "port.master.identity", "port.intercepted", "port.ephemeral", "port.oneway", "net.mtu.path",
+    "port.master.identity", "port.intercepted", "port.ephemeral", "port.oneway", "port.local",
+    "net.mtu.path",
     "net.mtu.differs", "net.latency", "net.jitter", "net.loss", "net.bandwidth", "net.idle",
     "clock.offset",
 )  # fmt: skip
@@ -662,6 +663,25 @@ def _black_hole(some: Cluster, paths: list[tuple[str, str]], carried: int = 1500
     for path in paths:
         hole = PathMtu(carried_bytes=carried, interface_bytes=9000, large_ok=False)
         some.change(*path, mtu=hole)
+
+
+@pytest.mark.parametrize("num", [2, 3, 6])
+def test_a_node_without_local_ports_accuses_no_node_that_it_would_have_called(num: int) -> None:
+    some = cluster(num)
+    some.close_outbound("node1", "no-local-port")
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("port.local", "fail", ("node1",))
+    assert "32768-60999" in finding.title
+    assert "ip_local_port_range" in commands(finding)
+
+
+def test_some_calls_without_a_local_port_are_a_warning() -> None:
+    some = cluster(3)
+    one, *others = some.edges["node1", "node0"].ephemeral
+    failed = dial("node0", one.address, one.port, "no-local-port")
+    some.change("node1", "node0", ephemeral=(failed, *others))
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("port.local", "warn", ("node1",))
 
 
 @pytest.mark.parametrize("num", [3, 4, 8])

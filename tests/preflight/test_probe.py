@@ -57,6 +57,7 @@ async def listening(node: str = "a", key: RunKey = KEY) -> AsyncIterator[tuple[L
         (errno.EHOSTUNREACH, 1.5, "prohibited"),
         (errno.EHOSTUNREACH, 3_061.0, "no-arp"),
         (errno.ENETUNREACH, 0.1, "no-route"),
+        (errno.EADDRNOTAVAIL, 0.1, "no-local-port"),
         (errno.EPERM, 0.1, "local-firewall"),
         (errno.EACCES, 0.1, "local-firewall"),
         (errno.ETIMEDOUT, 130_000.0, "drop"),

@@ -43,6 +43,7 @@ _SEEN = {
     "refused": "nothing listens there", "drop": "no answer", "no-arp": "no host has it",
     "not-us": "another program answers", "no-data": "it accepts, and sends nothing",
     "prohibited": "a firewall rejects it", "no-route": "there is no route to it",
+    "no-local-port": "no local port is left for the call",
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ SEEN: dict[DialClass, str] = {  # what a caller knows of a node that never repor
     "no-arp": "no host on the link has the address {address}: host down, or its link",
     "drop": "no answer within {elapsed_s:.1f} s on port {port}: host down, or a firewall drops",
     "no-route": "no route to {address}",
+    "no-local-port": "it has no local port left for a call to {address}:{port}",
     "local-firewall": "its own firewall forbids the call to {address}:{port}",
     "no-data": "{address}:{port} accepts and then sends nothing ({errno})",
     "no-answer": "{address}:{port} accepts and then sends nothing",

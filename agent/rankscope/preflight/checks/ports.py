@@ -5,13 +5,71 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, on_each
+from rankscope.preflight.checks.pairs import shortened
+from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.facts.processes import Leftover
-from rankscope.preflight.model import CheckFinding, Fix
+from rankscope.preflight.model import CheckFinding, Fix, NodeReport
 
 # connections of one rank to one other: gloo has one in each process group (default, and some
 # of meshes), NCCL's sockets up to 8 a channel, for the peers in its rings and trees only
 _PER_PAIR = 4
+_WIDE = 30_000  # ports of a range: to widen it gives few more
 _PORTS_RATIO = 0.5  # other programs need ports, too, and closed ones wait for a minute
+
+
+_WIDER = "sudo sysctl -w net.ipv4.ip_local_port_range='30000 65535'"
+
+
+class PortLocal(BuiltinCheck, id="port.local", scope="pair", needs=("peers",)):
+    """Each node has local ports left for the calls that it makes."""
+
+    def evaluate(self, run: Run) -> Iterator[CheckFinding]:
+        """Fail where all calls to the random ports of a peer found none; warn where some did."""
+        for report in run.present:
+            failed = {peer: some for peer, edge in report.edges.items() if (some := _unsent(edge))}
+            if failed:
+                yield self._finding(run, report, failed)
+
+    def _finding(
+        self, run: Run, report: NodeReport, failed: dict[str, tuple[Dial, ...]]
+    ) -> CheckFinding:
+        is_full = any(
+            all(dial.outcome == "no-local-port" for dial in report.edges[peer].ephemeral)
+            for peer in failed
+        )
+        facts = report.facts.ports
+        low, high = (facts.range_low, facts.range_high) if facts is not None else (0, 0)
+        fixes = [Fix(node=report.node, command="sudo ss -tanp   # who holds them", owner="admin")]
+        if high - low < _WIDE:
+            fixes.append(Fix(node=report.node, command=_WIDER, owner="admin"))
+        of_range = f" of {low}-{high}" if high else ""
+        return self.finding(
+            "fail" if is_full else "warn",
+            f"no local port{of_range} was left for {'its' if is_full else 'some of its'} calls",
+            at=(report.node,),
+            edges=((report.node, peer) for peer in failed),
+            evidence={
+                "class": "no-local-port",
+                "errno": "EADDRNOTAVAIL",
+                "num_failed": sum(map(len, failed.values())),
+                "range_low": low,
+                "range_high": high,
+                "num_time_wait": facts.num_time_wait if facts is not None else -1,
+            },
+            lines=shortened(
+                f"{report.node}->{peer}  {len(some)} calls ended with EADDRNOTAVAIL"
+                for peer, some in failed.items()
+            ),
+            fix=fixes,
+            impact="'Cannot assign requested address' on that node, the others wait for it",
+            unless="the program that holds them ends before the job begins",
+        )
+
+
+def _unsent(edge: EdgeFacts) -> tuple[Dial, ...]:
+    """Return the calls for which there was no local port."""
+    dials = (edge.mesh, edge.master, *edge.others, *edge.ephemeral)
+    return tuple(dial for dial in dials if dial is not None and dial.outcome == "no-local-port")
 
 
 class PortCount(BuiltinCheck, id="port.count", needs=("peers",)):
@@ -31,13 +89,12 @@ class PortCount(BuiltinCheck, id="port.count", needs=("peers",)):
             if needed > _PORTS_RATIO * size:
                 key = (needed, size, max(0, facts.num_time_wait))
                 tight.setdefault(key, []).append(node)
-        command = "sudo sysctl -w net.ipv4.ip_local_port_range='30000 65535'"
         for (needed, size, waiting), nodes in tight.items():
             yield self.warn(
                 f"about {needed} ports needed, the range has {size}",
                 at=nodes,
                 evidence={"num_needed": needed, "num_ports": size, "num_time_wait": waiting},
-                fix=(Fix(command=command, owner="admin"),),
+                fix=(Fix(command=_WIDER, owner="admin"),),
                 impact="'Cannot assign requested address' while process groups are made",
                 unless="the job makes few process groups",
                 confidence="likely",

@@ -11,6 +11,7 @@ from rankscope.preflight.system import Resolved
 
 DialClass = Literal[
     "ok", "refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall",
+    "no-local-port",  # the caller has none left: that says nothing of the way or the far end
     "large-stall", "unresolved", "error",
     # The connection was accepted, and then:
     "no-data",  # no byte came back in time, or it was closed or reset before one came

@@ -28,7 +28,7 @@ _BY_ERRNO: dict[int, DialClass] = {
     codes.ECONNRESET: "refused",
     codes.ETIMEDOUT: "drop",
     codes.ENETUNREACH: "no-route",
-    codes.EADDRNOTAVAIL: "no-route",
+    codes.EADDRNOTAVAIL: "no-local-port",
     codes.EAFNOSUPPORT: "no-route",
     codes.EINVAL: "no-route",
     codes.EPERM: "local-firewall",
@@ -98,6 +98,8 @@ async def dial(
         number = getattr(error, "errno", None)
         name = codes.errorcode.get(number, str(number)) if number else "ETIMEDOUT"
         outcome = classify(number, elapsed_ms)
+        if outcome == "no-local-port" and _has_local_port(sock.family):
+            outcome = "no-route"  # there is no address of ours from which the route could be taken
         return Dial(
             outcome=outcome, address=address, port=port, elapsed_ms=elapsed_ms, errno=name
         ), None
@@ -113,6 +115,16 @@ async def dial(
     if greeting.link is None:
         return base, None
     return base, DialCall(base, sock, greeting.link, greeting.is_busy)
+
+
+def _has_local_port(family: int) -> bool:
+    """Return whether the kernel still hands out ports."""
+    with socket.socket(family) as sock:
+        try:
+            sock.bind(("", 0))
+        except OSError:
+            return False
+    return True
 
 
 async def _is_older(caller: Caller, address: str, port: int) -> bool:

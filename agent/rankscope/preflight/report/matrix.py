@@ -20,7 +20,8 @@ MEANINGS: dict[str, str] = {  # worst first; the order decides where a path has 
 _OF_DIAL: dict[DialClass, str] = {
     "drop": "D", "refused": "R", "prohibited": "P", "local-firewall": "P", "no-arp": "A",
     "no-route": "A", "unresolved": "U", "wrong-host": "W", "not-us": "X", "large-stall": "M",
-    "error": "E", "no-data": "N", "no-answer": "N", "other-secret": "X", "other-run": "X",
+    "error": "E", "no-local-port": "E",
+    "no-data": "N", "no-answer": "N", "other-secret": "X", "other-run": "X",
     "other-version": "X", "ok": OK,
 }  # fmt: skip
 _OF_FINDING = {

@@ -108,6 +108,9 @@ _RULES = (
     Rule(("net.rp_filter",), ("port.oneway", "port.ephemeral", "port.master.reach"), _along,
          only_class="drop"),
     Rule(("net.rp_filter",), ("net.route.sym",), _touching),
+    # a node that cannot call says nothing of those whom it would have called
+    Rule(("port.local",), (*_PORTS, "node.absent", "net.", "clock."), _out_of),
+    Rule(("port.local",), ("port.count",)),
     # closed ports
     Rule(("port.intercepted",), ("port.ephemeral", "port.oneway", "port.master.reach",
                                  "port.master.identity"), _along),
@@ -126,8 +129,8 @@ _RULES = (
          always=True, same_variable=True),
     Rule(("clock.offset",), ("clock.sync",)),
     # what has failed before is why nodes do not meet in the collective test
-    Rule(("node.absent", "node.secret", "net.mtu.path", *_PORTS), ("coll.",), always=True,
-         only_failed=True),
+    Rule(("node.absent", "node.secret", "net.mtu.path", "port.local", *_PORTS), ("coll.",),
+         always=True, only_failed=True),
     Rule(("lim.nofile", "lim.nproc", "lim.shm"), ("coll.",), always=True, only_failed=True),
     Rule(("net.iface.missing",), ("coll.rdzv", "coll.gloo"), always=True),  # one has no address
     Rule(("node.absent", "node.secret"), ("host.dup", "fs.shared"), _touching),
