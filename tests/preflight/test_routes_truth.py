@@ -85,3 +85,25 @@ def test_a_fixed_neighbour(answers: dict[str, tuple[list[Any], list[Any]]]) -> N
 
 def test_loopback_is_not_asked_for(answers: dict[str, tuple[list[Any], list[Any]]]) -> None:
     assert answers["127.0.0.1"] == [[], []]
+
+
+_CALL = """
+import asyncio
+from rankscope.preflight.key import RunKey
+from rankscope.preflight.probe.dial import PROVEN_LIMIT_S, Caller, dial
+async def call(after_s):
+    await asyncio.sleep(after_s)
+    found, _ = await dial(Caller(RunKey.of("secret"), "a"), "10.77.0.99", 29500, "",
+                          limit_s=PROVEN_LIMIT_S)
+    print(found.outcome, found.elapsed_ms < 1000)
+async def all_calls():
+    await asyncio.gather(*(call(number / 2) for number in range(6)))
+asyncio.run(all_calls())
+"""
+
+
+def test_who_calls_a_dead_machine_late_gets_the_answer_of_who_called_first() -> None:
+    with Lab(1, base={**base_environment(), "PYTHONPATH": str(ROOT / "agent")}) as lab:
+        said = lab.run(0, [sys.executable, "-c", _CALL]).stdout.splitlines()
+    assert "no-arp True" in said
+    assert {line.split()[0] for line in said} == {"no-arp"}

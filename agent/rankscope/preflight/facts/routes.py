@@ -76,6 +76,12 @@ def next_hops(routes: tuple[Route, ...]) -> tuple[Neighbour, ...]:
     return tuple(found)
 
 
+def is_unanswered(address: str) -> bool:
+    """Return whether the kernel asks, or asked in vain, which machine has the next hop there."""
+    hops = next_hops(towards(address, ""))
+    return any(one.state in ("failed", "incomplete") for one in hops)
+
+
 def _route(address: str, own: str) -> Route | None:
     try:
         return _read(netlink.route_to(address, own), address, own)

@@ -2,7 +2,8 @@
 
 The classes were measured in the laboratory on Linux 6.18: a reset and an ICMP port-unreachable come
 as ECONNREFUSED within 2 ms, admin-prohibited as EHOSTUNREACH within 2 ms, an address that no host
-on the link has as EHOSTUNREACH after 3.06 s (three unanswered ARP requests).
+on the link has as EHOSTUNREACH after 3.06 s (three unanswered ARP requests): the first call, and at
+the same moment all that came later, so that the kernel's table of neighbours is read as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import socket
 import time
 from dataclasses import dataclass
 
+from rankscope.preflight.facts import routes
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.key import RunKey
 from rankscope.preflight.probe import wire
@@ -43,6 +45,25 @@ def classify(errno: int | None, elapsed_ms: float) -> DialClass:
     if errno in (codes.EHOSTUNREACH, codes.EHOSTDOWN):
         return "no-arp" if elapsed_ms > ARP_GAVE_UP_MS else "prohibited"
     return _BY_ERRNO.get(errno, "error")
+
+
+def class_of(errno: int | None, elapsed_ms: float, address: str) -> DialClass:
+    """Return the same after a look at what this kernel knows of neighbours and of its ports."""
+    outcome = classify(errno, elapsed_ms)
+    if outcome == "prohibited" and routes.is_unanswered(address):
+        return "no-arp"
+    if outcome == "no-local-port" and ":" in address and _has_local_port():
+        return "no-route"  # there is no address of ours to call from
+    return outcome
+
+
+def _has_local_port() -> bool:
+    with socket.socket(socket.AF_INET6) as sock:
+        try:
+            sock.bind(("", 0))
+        except OSError:
+            return False
+    return True
 
 
 LIMIT_S = 1.5  # one SYN and its first repetition after 1 s
@@ -97,9 +118,7 @@ async def dial(
         elapsed_ms = (time.monotonic() - started) * 1e3
         number = getattr(error, "errno", None)
         name = codes.errorcode.get(number, str(number)) if number else "ETIMEDOUT"
-        outcome = classify(number, elapsed_ms)
-        if outcome == "no-local-port" and _has_local_port(sock.family):
-            outcome = "no-route"  # there is no address of ours from which the route could be taken
+        outcome = class_of(number, elapsed_ms, address)
         return Dial(
             outcome=outcome, address=address, port=port, elapsed_ms=elapsed_ms, errno=name
         ), None
@@ -115,16 +134,6 @@ async def dial(
     if greeting.link is None:
         return base, None
     return base, DialCall(base, sock, greeting.link, greeting.is_busy)
-
-
-def _has_local_port(family: int) -> bool:
-    """Return whether the kernel still hands out ports."""
-    with socket.socket(family) as sock:
-        try:
-            sock.bind(("", 0))
-        except OSError:
-            return False
-    return True
 
 
 async def _is_older(caller: Caller, address: str, port: int) -> bool:

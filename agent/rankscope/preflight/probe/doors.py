@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.facts.edges import NUM_FLOWS, Dial, DialClass
-from rankscope.preflight.probe.dial import PROVEN_LIMIT_S, Caller, DialCall, classify, dial
+from rankscope.preflight.probe.dial import PROVEN_LIMIT_S, Caller, DialCall, class_of, dial
 from rankscope.preflight.probe.path import ask
 
 NUM_PORTS = 24  # of a node, evenly over its range: a hole of a 24th of it holds one of them
@@ -258,7 +258,7 @@ async def touch(address: str, port: int, limit_s: float = PROBE_LIMIT_S) -> Dial
         except TimeoutError:
             return "drop"
         except OSError as error:
-            return classify(error.errno, (time.monotonic() - started) * 1e3)
+            return class_of(error.errno, (time.monotonic() - started) * 1e3, address)
     return "ok"
 
 
