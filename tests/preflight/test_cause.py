@@ -36,6 +36,12 @@ def one(
         ]),
         (one("dns.wrong", "2", "2>0"), [one("port.master.reach", "", "2>0")]),
         (one("dns.master", "2"), [one("port.master.reach", "", "2>0"), one("coll.gloo", "2")]),
+        (one("env.complete", "0 1", variable="MASTER_ADDR"), [
+            one("dns.master", "0 1", variable="MASTER_ADDR"),
+        ]),
+        (one("port.local", "1", "1>0"), [
+            one("port.count", "1", status="warn"), one("port.ephemeral", "", "1>0"),
+        ]),
         (one("dns.self.loopback", "1"), [
             one("net.iface.gloo", "1"), one("port.ephemeral", "1", "0>1 2>1"),
         ]),

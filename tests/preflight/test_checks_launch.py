@@ -81,6 +81,33 @@ def test_env_complete(fields: dict[str, object], words: str) -> None:
     assert any(words in f.title for f in found), [f.title for f in found]
 
 
+@pytest.mark.parametrize(
+    ("fields", "command"),
+    [
+        ({"master_addr": "[fd00::1]"}, "export MASTER_ADDR=fd00::1"),
+        ({"master_addr": "http://node0"}, "export MASTER_ADDR=node0"),
+        ({"master_addr": "node0:29500"}, "export MASTER_ADDR=node0 MASTER_PORT=29500"),
+        ({"master_port": 0}, "export MASTER_PORT=29500"),
+        ({"errors": ("MASTER_ADDR='node0 ' has a blank in it",)}, "export MASTER_ADDR=node0"),
+        ({"launcher": "torchrun", "errors": ("--rdzv-endpoint='node0 ' has a blank in it",)},
+         "torchrun --rdzv-endpoint node0:29500 ..."),
+        ({"launcher": "torchrun", "errors": ("PET_MASTER_ADDR=' node0' has a blank in it",)},
+         "export PET_MASTER_ADDR=node0"),
+        ({"launcher": "torchrun", "master_addr": "http://node0", "read_from": ("--master-addr",)},
+         "torchrun --master-addr node0 ..."),
+        ({"launcher": "slurm", "master_port": 0, "read_from": ("MASTER_PORT",)},
+         "export MASTER_PORT=29500"),
+        ({"launcher": "hand", "rank": None, "errors": ("MASTER_ADDR='a b' has a blank in it",)},
+         "export MASTER_ADDR=node0"),
+    ],
+)  # fmt: skip
+def test_a_mistaken_endpoint_is_set_where_the_launch_says_it(
+    fields: dict[str, object], command: str
+) -> None:
+    (finding,) = judged(EnvComplete(), run({"*": plain(**fields)}))
+    assert set(commands(finding)) == {command}
+
+
 def test_one_cause_on_all_nodes_is_one_finding_with_each_nodes_export() -> None:
     (finding,) = judged(EnvComplete(), run({"*": plain(rank=None)}))
     assert finding.nodes == ("node0", "node1", "node2")

@@ -63,6 +63,12 @@ def test_a_name_that_cannot_be_resolved() -> None:
     assert finding.confidence == "proven"
 
 
+def test_a_name_that_a_character_was_taken_from_gets_no_line_of_hosts() -> None:
+    lost = having("names", master=Resolved(name="node0_", error="EAI_NONAME: not known"))
+    (finding,) = judged(DnsMaster(), run({"node1": lost}))
+    assert commands(finding) == []
+
+
 def test_a_resolver_that_is_silent_is_no_proof() -> None:
     lost = having("names", master=Resolved(name="node0", error="no answer in 3 s"))
     (finding,) = judged(DnsMaster(), run({"node1": lost}))

@@ -147,6 +147,30 @@ def test_an_address_alone_is_no_launch() -> None:
     assert (facts.launcher, facts.master_addr) == ("hand", "node0")
 
 
+@pytest.mark.parametrize(
+    ("environ", "argv", "name", "host"),
+    [
+        ({"MASTER_ADDR": "node0 "}, "", "MASTER_ADDR", "node0"),
+        ({"MASTER_ADDR": " 10.77.0.1"}, "", "MASTER_ADDR", "10.77.0.1"),
+        ({"MASTER_ADDR": "node 0"}, "", "MASTER_ADDR", ""),
+        ({"PET_NNODES": "2", "PET_MASTER_ADDR": "node0\n"}, "", "PET_MASTER_ADDR", "node0"),
+        ({}, "torchrun|--nnodes|2|--master-addr|node0 |t.py", "--master-addr", "node0"),
+        ({}, "torchrun|--nnodes|2|--master-addr|node 0|t.py", "--master-addr", ""),
+        ({}, "torchrun|--rdzv-backend|c10d|--rdzv-endpoint| node0:1|--nnodes|2|t",
+         "--rdzv-endpoint", "node0"),
+    ],
+)  # fmt: skip
+def test_a_blank_in_the_address_is_an_error(
+    environ: dict[str, str], argv: str, name: str, host: str
+) -> None:
+    system = System(root=Path("/nowhere"), environ=environ)
+    facts = launch.collect(system, argv.split("|") if argv else ())
+    assert facts.master_addr == host
+    assert [error for error in facts.errors if error.startswith(f"{name}=")]
+    assert all(error.endswith("has a blank in it") for error in facts.errors)
+    assert facts.launcher != "env"  # an address alone is no launch
+
+
 def test_plain_variables_are_a_launch() -> None:
     facts = read({"MASTER_ADDR": "n", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"})
     assert (facts.launcher, facts.mode, facts.node_rank, facts.master_port) == ("env", "env", 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections import defaultdict
@@ -195,7 +196,7 @@ class EnvComplete(BuiltinCheck, id="env.complete"):
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
         """Fail on values that are missing, unreadable, or out of their range."""
         yield from self.not_measured(run, "launch")
-        by_hand = [n for n, launch in run.launches.items() if launch.launcher == "hand"]
+        by_hand = [n for n, x in run.launches.items() if x.launcher == "hand" and not x.errors]
         yield from self.note("skipped", by_hand, "no launcher has set anything to check")
         launched = {n: launch for n, launch in run.launches.items() if n not in by_hand}
         causes = grouped((c, node) for node, launch in launched.items() for c in _faults(launch))
@@ -203,7 +204,11 @@ class EnvComplete(BuiltinCheck, id="env.complete"):
             yield self.fail(
                 cause,
                 at=nodes,
-                evidence={"cause": cause, "launcher": run.launches[nodes[0]].launcher},
+                evidence={
+                    "cause": cause,
+                    "launcher": run.launches[nodes[0]].launcher,
+                    **({"variable": "MASTER_ADDR"} if _is_about_host(cause) else {}),
+                },
                 lines=(_launch_line(run, node) for node in nodes[:4]),
                 fix=_complete_fixes(run, nodes, cause),
                 impact="that rank ends with an error at init_process_group, or never starts; "
@@ -215,6 +220,8 @@ class EnvComplete(BuiltinCheck, id="env.complete"):
 def _faults(launch: LaunchFacts) -> Iterator[str]:
     """Yield what is wrong, in words that are the same on all nodes with the same cause."""
     yield from launch.errors
+    if launch.launcher == "hand":
+        return
     unreadable = {error.partition("=")[0] for error in launch.errors}
     if launch.launcher == "env":
         needed = {"MASTER_ADDR": launch.master_addr, "RANK": launch.rank,
@@ -264,27 +271,67 @@ def _or_unset(value: int | None) -> str:
 
 def _complete_fixes(run: Run, nodes: list[str], cause: str) -> Iterator[Fix]:
     """Yield export lines with the values that the other nodes and the order of nodes give."""
-    if run.launches[nodes[0]].launcher not in ("env", "kubernetes", "mpi"):
-        return
-    addresses = [
-        launch.master_addr
-        for launch in run.launches.values()
-        if launch.master_addr and not why_no_host(launch.master_addr)
-    ]
+    is_by_variables = run.launches[nodes[0]].launcher in ("env", "kubernetes", "mpi")
     sizes = [launch.world_size for launch in run.launches.values() if launch.world_size]
     for node in nodes:
         nproc = run.nproc(node)
         world = max(set(sizes), key=sizes.count) if sizes else nproc * len(run.expected)
         position = run.expected.index(node) if node in run.expected else 0
         values = {
-            "MASTER_ADDR": addresses[0] if addresses else run.master,
+            "MASTER_ADDR": _meant_host(run, node),
             "MASTER_PORT": str(run.master_port if 0 < run.master_port < 65536 else 29500),
             "WORLD_SIZE": str(world),
             "RANK": str(position * nproc),
         }
         wanted = [f"{name}={value}" for name, value in values.items() if name in cause]
-        if wanted:
+        if wanted and is_by_variables:
             yield Fix(node=node, command=f"export {shlex.join(wanted)}")
+        elif option := _endpoint_option(run.launches[node], cause):
+            command = _option_with(option, values["MASTER_ADDR"], values["MASTER_PORT"])
+            yield Fix(node=node, command=command)
+
+
+# Where a launch may say where its nodes meet.
+_ENDPOINT_OPTIONS = ("--rdzv-endpoint", "PET_RDZV_ENDPOINT")
+_HOST_OPTIONS = (*_ENDPOINT_OPTIONS, "--master-addr", "PET_MASTER_ADDR", "MASTER_ADDR")
+_PORT_OPTIONS = (*_ENDPOINT_OPTIONS, "--master-port", "PET_MASTER_PORT", "MASTER_PORT")
+_HOST_IN = re.compile(r"(?:[a-z]+://)?\[?(.*?)\]?(?::[0-9]+)?/*")  # http://node0:29500, [fd00::1]
+
+
+def _meant_host(run: Run, node: str) -> str:
+    """Return the host that a node's MASTER_ADDR means: its own, another node's, else rank 0's."""
+    own = run.launches[node].master_addr
+    meant = _HOST_IN.fullmatch(own)
+    given = [
+        own,
+        meant[1] if meant is not None else "",
+        *(x.master_addr for x in run.launches.values()),
+    ]
+    return next((host for host in given if host and not why_no_host(host)), run.master)
+
+
+def _endpoint_option(launch: LaunchFacts, cause: str) -> str:
+    """Return the variable or option that says the host or port that a cause is about; or ""."""
+    is_port = "MASTER_PORT" in cause or any(cause.startswith(f"{one}=") for one in _PORT_OPTIONS)
+    options = _HOST_OPTIONS if _is_about_host(cause) else _PORT_OPTIONS if is_port else ()
+    if cause in launch.errors:
+        return next((x for x in options if cause.startswith(f"{x}=")), "")
+    return next((x for x in options if x in launch.read_from), "")
+
+
+def _is_about_host(cause: str) -> bool:
+    return "has a blank in it" in cause or "is no host name" in cause
+
+
+def _option_with(option: str, host: str, port: str) -> str:
+    """Return what a person writes to meet there."""
+    value = port if option in _PORT_OPTIONS else host
+    if option in _ENDPOINT_OPTIONS:
+        value = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    value = shlex.quote(value)
+    return (
+        f"torchrun {option} {value} ..." if option.startswith("--") else f"export {option}={value}"
+    )
 
 
 _FIELDS: tuple[tuple[str, str, Callable[[LaunchFacts], object]], ...] = (

@@ -223,7 +223,7 @@ class DnsMaster(BuiltinCheck, id="dns.master"):
         return self.fail(
             f"{listed(nodes)} cannot resolve {name}: {error}",
             nodes=nodes,
-            evidence={"name": name, "error": error},
+            evidence={"name": name, "error": error, "variable": "MASTER_ADDR"},
             lines=(f"{node}: getaddrinfo({name!r}): {error}" for node in nodes[:4]),
             fix=_master_line(run, name, nodes),
             impact=_UNRESOLVED[run.mode],
@@ -251,13 +251,19 @@ def _master_line(run: Run, name: str, nodes: list[str]) -> tuple[Fix, ...]:
     """
     target = meant_by(run, name, owners(run)) or run.master
     addresses = own_addresses(run, target)
-    if not addresses or why_no_host(name):
+    if not addresses or why_no_host(name) or not _is_as_given(run, name):
         return ()
     address = run.gloo_address(target)
     if address not in addresses:
         address = addresses[0]
     command = f"echo {shlex.quote(f'{address} {name}')} | sudo tee -a /etc/hosts"
     return on_each(nodes, command, "admin")
+
+
+def _is_as_given(run: Run, name: str) -> bool:
+    """Return whether a name is surely that of the launch: "_" may be what came of a character."""
+    hosts = run.each(lambda facts: facts.host.hostname if facts.host is not None else None)
+    return "_" not in name or name in (*run.expected, *hosts.values())
 
 
 _NUMBER = r"(?:0[xX][0-9a-fA-F]+|[0-9]+)"

@@ -25,6 +25,8 @@ def why_no_host(name: str) -> str:
     bare = name.removesuffix(".")
     if _is_address(name):
         return ""
+    if "://" in name:
+        return "it is a URL"
     if len(bare) > _MAX_HOST_CHARACTERS:
         return f"it has {len(bare)} characters, and {_MAX_HOST_CHARACTERS} are the most"
     if bare.endswith("."):

@@ -65,6 +65,7 @@ class _Reader:
         self.numbers: dict[str, int] = {}
         self.read_from: list[str] = []
         self.errors: list[str] = []
+        self.blanks: list[str] = []
 
     def text(self, field: str, *names: str) -> None:
         """Read a text from the first of the variables that is set."""
@@ -76,6 +77,14 @@ class _Reader:
         if value and field not in self.texts:
             self.texts[field] = value
             self.read_from.append(name)
+
+    def given_host(self, name: str, value: str) -> None:
+        """Read the master's host; a blank in it is an error, and one beside it does not count."""
+        host = value.strip()
+        if host != value or len(host.split()) > 1:
+            self.blanks.append(f"{name}={value[:60]!r} has a blank in it")
+        if len(host.split()) == 1:
+            self.given_text("master_addr", name, host)
 
     def number(self, field: str, *names: str) -> None:
         """Read an integer from the first of the variables that is set."""
@@ -96,7 +105,7 @@ class _Reader:
     def endpoint(self, name: str, text: str, default_port: int) -> None:
         """Read host:port, [address]:port, or a host alone."""
         host, port = _split_endpoint(text)
-        self.given_text("master_addr", name, host)
+        self.given_host(name, host)
         if port:
             self.given_number("master_port", name, port)
         elif "master_port" not in self.numbers:
@@ -135,7 +144,7 @@ def _read(environ: Mapping[str, str], torchrun: Torchrun | None) -> LaunchFacts:
         local_addr=reader.texts.get("local_addr", ""),
         is_store_host=_BOOLEANS.get(reader.texts.get("is_host", "")),
         read_from=tuple(dict.fromkeys(reader.read_from)),
-        errors=tuple(reader.errors),
+        errors=(*reader.errors, *reader.blanks),
         node_rank=numbers.get("node_rank"),
         num_nodes=numbers.get("num_nodes"),
         min_nodes=numbers.get("min_nodes"),
@@ -148,7 +157,7 @@ def _read(environ: Mapping[str, str], torchrun: Torchrun | None) -> LaunchFacts:
 
 def _worker(reader: _Reader) -> tuple[Launcher, Mode]:
     """Read what torchrun sets for each of its ranks (torch/distributed/elastic/agent)."""
-    reader.text("master_addr", "MASTER_ADDR")
+    reader.given_host("MASTER_ADDR", reader.environ.get("MASTER_ADDR", ""))
     reader.number("master_port", "MASTER_PORT")
     reader.text("rendezvous_id", "TORCHELASTIC_RUN_ID")
     reader.number("rank", "RANK")
@@ -228,8 +237,9 @@ def _endpoint(
         return
     name, address = said("master-addr")
     if "master-addr" not in unread:
-        reader.given_text("master_addr", name, address)
-        reader.texts.setdefault("master_addr", "127.0.0.1")
+        reader.given_host(name, address)
+        if not address:
+            reader.texts.setdefault("master_addr", "127.0.0.1")
     name, port = said("master-port")
     if "master-port" not in unread:
         reader.given_number("master_port", name, port or str(DEFAULT_PORT))
@@ -255,7 +265,7 @@ def _outer(environ: Mapping[str, str]) -> Launcher | None:
 def _plain(reader: _Reader) -> tuple[Launcher, Mode]:
     """Read env:// variables, and what schedulers say where they are not set."""
     environ = reader.environ
-    reader.text("master_addr", "MASTER_ADDR")
+    reader.given_host("MASTER_ADDR", reader.environ.get("MASTER_ADDR", ""))
     reader.number("master_port", "MASTER_PORT")
     reader.number("rank", "RANK")
     reader.number("world_size", "WORLD_SIZE")

@@ -77,6 +77,7 @@ _RULES = (
          ("env.master.rank0", "env.endpoint.local")),
     Rule(("env.endpoint.local",), ("env.master.rank0",), always=True),
     Rule(("env.rank.unique",), ("env.complete",)),
+    Rule(("env.complete",), ("dns.master",), same_variable=True),
     Rule(("env.master.rank0",), ("port.master.identity", "port.master.reach", "port.master.free",
                                  "coll."), always=True),
     # names
