@@ -286,8 +286,8 @@ PATHS = (
     ),
     Fault(
         "mtu-hole-small", "MTU black hole between nodes 0 and 1 that even 1280 bytes fall into",
-        broken.links((0, 1), mtu=1230),
-        _one("net.mtu.path", edges=(("node0", "node1"),), remedy=r"mtu 1230"), wire="tap",
+        broken.links((0, 1), mtu=1000),
+        _one("net.mtu.path", edges=(("node0", "node1"),), remedy=r"mtu 1000"), wire="tap",
         modes=(),
     ),
     Fault(

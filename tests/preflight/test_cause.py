@@ -39,6 +39,10 @@ def one(
         (one("env.complete", "0 1", variable="MASTER_ADDR"), [
             one("dns.master", "0 1", variable="MASTER_ADDR"),
         ]),
+        (one("net.mtu.path", "", "0>1 1>0"), [
+            one("port.ephemeral", "", "0>1", **{"class": "no-data"}),
+            one("port.master.reach", "", "1>0", **{"class": "no-data"}),
+        ]),
         (one("port.local", "1", "1>0"), [
             one("port.count", "1", status="warn"), one("port.ephemeral", "", "1>0"),
         ]),

@@ -482,6 +482,24 @@ def test_an_absent_node(outcome: str, says: str) -> None:
     assert "node2: rankscope preflight --nodes node0,node1,node2" in commands(finding)
 
 
+def test_where_a_port_answers_and_no_report_comes_large_packets_may_vanish() -> None:
+    for outcome, look in (("ok", "rankscope preflight --nodes"), ("no-data", "ps -o pid")):
+        some = cluster(3)
+        some.absent("node2", outcome)
+        finding = only(some.run())
+        assert (finding.id, finding.nodes) == ("node.absent", ("node2",))
+        assert look in commands(finding)
+        assert "large packets may vanish" in commands(finding)
+
+
+def test_a_path_that_carries_nothing_gets_no_smaller_mtu() -> None:
+    some = cluster(3)
+    _black_hole(some, [("node0", "node1"), ("node1", "node0")], 0)
+    finding = only(some.run())
+    assert "carry no large packet" in finding.title
+    assert [fix.command[:2] for fix in finding.fix] == ["# "]
+
+
 def test_nobody_came() -> None:
     some = cluster(3)
     some.absent("node1", "drop")

@@ -87,6 +87,8 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
         fixes = [Fix(node=name, command=command) for name in nodes[:4]]
         if outcomes == {"no-data"}:  # its kernel accepts, and no process answers
             fixes = [*on_each(nodes[:4], _LOOK["silent"])]
+        if outcomes & {"ok", "no-data"}:
+            fixes.append(Fix(command=_LARGE_LOST, owner="admin"))
         if "drop" in outcomes or "prohibited" in outcomes or "refused" in outcomes:
             text = (
                 f"# if it runs there: let the nodes reach each other at tcp {run.master_port} and "
@@ -109,6 +111,10 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
         )
 
 
+_LARGE_LOST = (
+    "# where its port answers and no report comes, large packets may vanish on the way: "
+    "ping -M do -s 1400 and -s 400 to that node; lower the MTU of both, or mend the path"
+)
 _AWAY = {  # what became of an agent that had reported
     "left": "was ended (Ctrl-C, or its --timeout)",
     "closed": "has died",

@@ -26,7 +26,7 @@ SAYS: dict[DialClass, str] = {  # what a node whose listener was up does to a ca
 }  # fmt: skip
 HOW: dict[DialClass, str] = {"no-data": "accepted, but no data"}  # classes that are no word
 SEEN: dict[DialClass, str] = {  # what a caller knows of a node that never reported
-    "ok": "its port {port} answers, but no report came",
+    "ok": "its port {port} answers, but no report came: large packets may be lost",
     "refused": "{address} is up, nothing listens on port {port}: not started there, or rejected",
     "prohibited": "a firewall rejects port {port} of {address} (admin-prohibited)",
     "no-arp": "no host on the link has the address {address}: host down, or its link",

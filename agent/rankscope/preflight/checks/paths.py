@@ -173,7 +173,7 @@ class NetMtuPath(BuiltinCheck, id="net.mtu.path", scope="pair", needs=("peers",)
 
     def _finding(self, run: Run, one: Blame, paths: dict[tuple[str, str], PathMtu]) -> CheckFinding:
         mtus = [paths[path] for path in one.paths]
-        carried = min((m.carried_bytes for m in mtus if m.carried_bytes), default=0)
+        carried = min((m.carried_bytes for m in mtus if m.carried_bytes > 0), default=0)
         says = max(m.interface_bytes for m in mtus)
         about = "about " if any(m.how == "clamp" for m in mtus) else ""
         carry = f"carry {about}{carried} bytes" if carried else "carry no large packet"
@@ -190,11 +190,21 @@ class NetMtuPath(BuiltinCheck, id="net.mtu.path", scope="pair", needs=("peers",)
             evidence={"carried_bytes": carried, "interface_bytes": says, "side": one.side},
             lines=shortened(lines),
             fix=(
-                Fix(node=node, command=_command(run, node, one, carried), owner="admin")
-                for node in ordered(run, ends)
+                (
+                    Fix(node=node, command=_command(run, node, one, carried), owner="admin")
+                    for node in ordered(run, ends)
+                )
+                if carried > 0
+                else (said_to(ordered(run, ends)[0], _NOTHING_CARRIED),)
             ),
             unless="a firewall holds back large packets for another reason than their size",
         )
+
+
+_NOTHING_CARRIED = (
+    "the path is to be mended: packets vanish of every size that a host must take (a tunnel with "
+    "a wrong MTU, a firewall that drops what is long)"
+)
 
 
 def _is_narrow(mtu: PathMtu) -> bool:
@@ -207,7 +217,7 @@ def _command(run: Run, node: str, one: Blame, carried: int) -> str:
     peer = next((b if a == node else a for a, b in one.paths if node in (a, b)), "")
     interface = interface_towards(run, node, peer)
     name = interface.name if interface is not None else "$(ip route | awk '/^default/{print $5}')"
-    return f"sudo ip link set {name} mtu {carried or 1280}"
+    return f"sudo ip link set {name} mtu {carried}"
 
 
 class NetMtuDiffers(BuiltinCheck, id="net.mtu.differs", scope="all", needs=("peers",)):

@@ -70,6 +70,9 @@ LIMIT_S = 1.5  # one SYN and its first repetition after 1 s
 # Of a dial that counts: three SYNs, after 0, 1 and 3 s, and the kernel gives up on an address that
 # no host has after 3.06 s.
 PROVEN_LIMIT_S = 3.5
+# Reports and data must pass where large packets vanish: that is another finding. Every host takes
+# packets of 576 bytes.
+SMALL_SEGMENT_BYTES = 500
 OLDER = "an older rankscope"
 ANSWER_LIMIT_S = 4.0  # an agent on a busy machine takes its time
 

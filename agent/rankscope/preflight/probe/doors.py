@@ -20,14 +20,20 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.facts.edges import NUM_FLOWS, Dial, DialClass
-from rankscope.preflight.probe.dial import PROVEN_LIMIT_S, Caller, DialCall, class_of, dial
+from rankscope.preflight.probe.dial import (
+    PROVEN_LIMIT_S,
+    SMALL_SEGMENT_BYTES,
+    Caller,
+    DialCall,
+    class_of,
+    dial,
+)
 from rankscope.preflight.probe.path import ask
 
 NUM_PORTS = 24  # of a node, evenly over its range: a hole of a 24th of it holds one of them
 MOST_DIALS = 96  # of one node to all its peers; each costs it and the peer 1 ms of a core
 LEAST_DIALS = 3  # to each peer
 DATA_BYTES = 4096
-SEGMENT_BYTES = 1100  # data must pass where large packets vanish: that is another finding
 # A filter that reads along lets some packets pass before it decides. Segments that are sent at once
 # may be one to it (GSO); what waits for an answer is not. A turn costs 25 us of either end.
 NUM_TURNS, TURN_BYTES = 8, 64
@@ -174,7 +180,7 @@ class Doors:
 
     async def _once(self, house: House, port: int, limit_s: float) -> Dial:
         found, call = await dial(
-            self._caller, house.address, port, house.peer, "path", limit_s, SEGMENT_BYTES
+            self._caller, house.address, port, house.peer, "path", limit_s, SMALL_SEGMENT_BYTES
         )
         if call is None:
             return found

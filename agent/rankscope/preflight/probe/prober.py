@@ -23,6 +23,7 @@ from rankscope.preflight.probe import loss, mtu, path, wire
 from rankscope.preflight.probe.dial import (
     LIMIT_S,
     PROVEN_LIMIT_S,
+    SMALL_SEGMENT_BYTES,
     Caller,
     DialCall,
     dial,
@@ -33,7 +34,6 @@ from rankscope.preflight.probe.mesh import Mesh
 from rankscope.preflight.system import Resolved, System
 
 MEET_PAUSE_S = 0.4  # between two calls to a peer that has not answered
-BOARD_SEGMENT_BYTES = 1100  # reports must pass where large packets vanish: IPv6 promises 1280
 # Every agent listens here too: agents that were given another MASTER_PORT than the rest must meet
 # them, to hear of it.
 MEETING_PORT = 29500
@@ -266,7 +266,7 @@ class Prober:
         self, address: str, port: int, to: str, op: wire.Op, limit_s: float = LIMIT_S
     ) -> tuple[Dial, DialCall | None]:
         return await dial(
-            self._caller, address, port, to, op, limit_s, max_segment_bytes=BOARD_SEGMENT_BYTES
+            self._caller, address, port, to, op, limit_s, max_segment_bytes=SMALL_SEGMENT_BYTES
         )
 
     async def _ask_master(self, peer: str, goal: Goal) -> None:

@@ -119,6 +119,8 @@ _RULES = (
     Rule(("port.oneway",), ("port.master.reach",), _along),
     # paths
     Rule(("net.mtu.path",), ("net.mtu.differs",)),
+    Rule(("net.mtu.path",), ("port.ephemeral", "port.oneway", "port.master.reach"), _between,
+         only_class="no-data"),
     Rule(("net.mtu.path",), ("net.loss", "net.bandwidth"), _between),  # small ones are timed
     Rule(("net.nic",), ("net.bandwidth", "net.loss", "net.jitter"), _touching),
     Rule(("net.loss",), ("net.latency", "net.jitter", "net.bandwidth"), _between),
