@@ -50,11 +50,7 @@ class HttpAnswer:
     @property
     def fields(self) -> dict[str, Any]:
         """Return the JSON object of the answer, empty if it is none."""
-        try:
-            fields = json.loads(self.body)
-        except ValueError:
-            return {}
-        return fields if isinstance(fields, dict) else {}
+        return json_object(self.body)
 
     def why(self) -> str:
         """Return what a refusal says: the server's own words, else the status and the text."""
@@ -86,7 +82,7 @@ class Client:
         check_peer: Callable[[str], None] | None = None,
     ) -> None:
         self.address = read_address(server) if isinstance(server, str) else server
-        self._token = token
+        self._token = token.strip()  # of a file it has a line end
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
         self._program = program
@@ -149,7 +145,9 @@ class Client:
             pool.close()
 
     def _headers(self, token: str) -> dict[str, str]:
-        token = token or self._token
+        token = token.strip() or self._token
+        if not token.isprintable():
+            raise HttpError("a control character is in the token; set RANKSCOPE_TOKEN without it")
         headers = {"User-Agent": self._program}
         return headers | ({"Authorization": f"Bearer {token}"} if token else {})
 
@@ -274,6 +272,15 @@ def get(
         return client.request("GET", path)
 
 
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """Return the JSON object that a text is, empty where it is none."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
 def _recording(kind: Any, on_open: Callable[[Any], None]) -> Any:
     class Recording(kind):  # type: ignore[misc]
         def connect(self) -> None:
@@ -323,7 +330,7 @@ def _plain_errors() -> Iterator[None]:
     """Turn what urllib3 raises into HttpError with words for people."""
     try:
         yield
-    except (HTTPError, UnicodeError) as error:  # UnicodeError: a token that no header can hold
+    except (HTTPError, ValueError) as error:  # ValueError: what no line of a request can hold
         raise HttpError(_words_of(error), is_timeout=_is_timeout(error)) from error
 
 

@@ -127,7 +127,7 @@ def as_text(value: str | int | float | bool) -> str:
 def _parse(setting: Setting, text: str) -> str | int | float | bool:
     kind, where = type(setting.default), f"{setting.variable}={text!r}"
     if kind is str:
-        return text
+        return text.strip() if setting.name == "token" else text  # of a file it has a line end
     if kind is bool:
         if text.strip().lower() not in _SWITCH:
             raise SettingError(f"{where}: set 1 or 0. {setting.help}")

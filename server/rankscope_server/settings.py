@@ -630,6 +630,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _convert(setting: Setting, text: str, source: str) -> str | int | float | bool:
     kind = type(setting.default)
+    if setting.is_secret:
+        return text.strip()  # of a file it has a line end
     if kind is bool:
         if text.strip().lower() not in _SWITCH:
             raise SettingsError(f"{source}={text!r} is neither yes nor no: say 1 or 0")

@@ -131,6 +131,24 @@ def test_errors_name_the_reason_alone(url: str) -> None:
         Client(url, "tøken€").request("GET", "/")
 
 
+def test_a_token_out_of_a_file_is_sent_without_its_line_end(url: str) -> None:
+    Handler.answers = {"/": (200, {}, b"{}")}
+    for client, token in ((Client(url, "t\n"), ""), (Client(url), " t\r\n")):
+        assert client.request("GET", "/", token=token).status == 200
+    assert [headers["Authorization"] for _, _, headers in Handler.seen] == ["Bearer t"] * 2
+    for bad in ("secret\nword", "secret\0word"):
+        with pytest.raises(HttpError, match="control character is in the token") as failure:
+            Client(url, bad).request("GET", "/")
+        assert "secret" not in str(failure.value)
+
+
+def test_an_answer_nested_without_end_has_no_fields(url: str) -> None:
+    Handler.answers = {"/": (500, {}, b"[" * 60_000)}
+    answer = Client(url).request("GET", "/")
+    assert answer.fields == {}
+    assert answer.why() == f"HTTP 500: {'[' * 80}"
+
+
 def test_a_kept_connection_that_was_closed_is_tried_anew_once(url: str) -> None:
     Handler.answers = {"/": (200, {}, b"x"), "/cut": (0, {"wait": "0"}, b"")}
     client = Client(url)

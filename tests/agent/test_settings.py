@@ -54,6 +54,10 @@ def test_the_ends_of_a_range_are_taken_and_nothing_is_the_default(setting: Setti
     assert from_environment({setting.variable: ""}) == Settings()
 
 
+def test_a_token_out_of_a_file_is_without_its_line_end() -> None:
+    assert from_environment({"RANKSCOPE_TOKEN": "abc\n"}).token == "abc"
+
+
 @pytest.mark.parametrize("name", ["hooks", "collectives", "flight_recorder", "log_level"])
 def test_a_word_that_does_not_exist_is_refused_with_those_that_do(
     name: str, monkeypatch: pytest.MonkeyPatch

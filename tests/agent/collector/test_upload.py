@@ -123,6 +123,49 @@ def test_batches_wait_while_something_on_the_way_answers(
     assert refused == []
 
 
+def test_an_answer_nested_without_end_is_none_and_batches_wait(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    answer = ServerAnswer(502, "[" * 100_000)
+    assert (answer.is_refusal, answer.is_ours, answer.reason) == (False, False, "[" * 200)
+    spool = Spool(tmp_path, 1 << 20)
+    spool.offer(SpoolEntry(1, 1, 1, None, batch(1)))
+    receiver.answer = (502, "[" * 100_000)
+    Uploader(Server(receiver.url, ""), spool, lambda items, why: None, lambda: 0.0).start()
+    wait_for(lambda: receiver.num_posts >= 2)
+    receiver.answer = None
+    wait_for(lambda: spool.waiting()[0] == 0)
+
+
+class BrokenServer(Server):
+    """A fault of ours, in every second request."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "")
+        self.num_posts = 0
+
+    def post(self, body: bytes, *, has_waited: bool = True) -> ServerAnswer:
+        self.num_posts += 1
+        if self.num_posts % 2:
+            raise LookupError("a fault of ours")
+        return super().post(body, has_waited=has_waited)
+
+
+def test_an_error_of_ours_does_not_end_the_upload(
+    receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(tmp_path, 1 << 20)
+    server = BrokenServer(receiver.url)
+    Uploader(server, spool, lambda items, why: None, lambda: 0.0).start()
+    for sequence in (1, 2):
+        spool.offer(SpoolEntry(sequence, 1, 1, None, batch(sequence)))
+        wait_for(lambda: spool.waiting()[0] == 0)
+    assert sorted(receiver.batches) == [("p", 1), ("p", 2)]
+    (said,) = [record for record in caplog.records if "takes no batches" in record.message]
+    assert "LookupError: a fault of ours" in said.message
+    assert said.exc_info is not None
+
+
 def test_a_proxy_that_says_200_to_everything_is_not_believed(
     receiver: Receiver, tmp_path: Path
 ) -> None:

@@ -6,7 +6,6 @@ nothing. A verdict is said once it has stood for two looks, and again when it ch
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -101,7 +100,7 @@ class Verdicts:
                 self._server, self._path, self._token,
                 timeout_seconds=_ANSWER_SECONDS, max_answer_bytes=_MOST_BYTES,
             )  # fmt: skip
-            overview = json.loads(answer.body)
+            overview = answer.fields
             verdict = overview["verdict"]
             if verdict is not None and verdict["severity"] == "info":
                 verdict = None

@@ -7,12 +7,12 @@ at most half the time under way: the error band. Of several exchanges the fastes
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rankscope.http import json_object
 from rankscope.wire import schema
 
 CLOCK_PATH = "/api/v1/clock"
@@ -94,9 +94,9 @@ class ClockExchange:
         if status != 200:
             return f"the server answers {status}" if status else text
         try:
-            answer = json.loads(text)
+            answer = json_object(text)
             received, answered = int(answer["received_ns"]), int(answer["sent_ns"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return "the server's answer has no times"
         if abs((came - sent) - (ended - begun)) > _MAX_STEP_NS:
             return "this host's clock was set while it was compared"

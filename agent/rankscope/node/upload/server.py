@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.http import Client, HttpError
+from rankscope.http import Client, HttpError, json_object
 from rankscope.wire import schema
 
 INGEST_PATH = "/api/v1/ingest"
@@ -44,11 +43,7 @@ class ServerAnswer:
     @property
     def fields(self) -> dict[str, Any]:
         """The JSON object of the answer, empty if it is none."""
-        try:
-            fields = json.loads(self.text)
-        except ValueError:
-            return {}
-        return fields if isinstance(fields, dict) else {}
+        return json_object(self.text)
 
     def commands(self) -> list[schema.Command]:
         """Return what the server asks for; kinds that we do not know are left to newer ones."""
@@ -65,9 +60,9 @@ class ServerAnswer:
     def reason(self) -> str:
         """Why the server did not take it, in its words, or the start of the text."""
         try:
-            error = json.loads(self.text)["error"]
+            error = self.fields["error"]
             return f"{error['what']} ({error['field']}: {error['remedy']})"
-        except (ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             return self.text[:200]
 
     @property

@@ -61,16 +61,22 @@ class Uploader(threading.Thread):
     def run(self) -> None:
         """Send for ever; the thread ends with the process."""
         while True:
-            traces = self._traces
-            has_parts = traces is not None and traces.has_parts()
-            entry = self._spool.take(timeout_seconds=0.0 if has_parts else 1.0)
-            if entry is not None:
-                self._send_vitals()
-                self._send(entry)
-            if traces is not None and not self._failures:
-                traces.send_part(self._server)
-            if self._clock is not None and entry is not None and not self._failures:
-                self._clock.turn(self._ask_clock)
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001 - the guard of this thread
+                self._wait_after(ServerAnswer(0, f"{type(error).__name__}: {error}"), error)
+
+    def _turn(self) -> None:
+        traces = self._traces
+        has_parts = traces is not None and traces.has_parts()
+        entry = self._spool.take(timeout_seconds=0.0 if has_parts else 1.0)
+        if entry is not None:
+            self._send_vitals()
+            self._send(entry)
+        if traces is not None and not self._failures:
+            traces.send_part(self._server)
+        if self._clock is not None and entry is not None and not self._failures:
+            self._clock.turn(self._ask_clock)
 
     def _ask_clock(self) -> tuple[int, str]:
         answer = self._server.send(CLOCK_PATH, b"", {})
@@ -130,7 +136,7 @@ class Uploader(threading.Thread):
         self._on_refused(entry.num_items, reason)
         self._spool.done(entry)
 
-    def _wait_after(self, answer: ServerAnswer) -> None:
+    def _wait_after(self, answer: ServerAnswer, error: Exception | None = None) -> None:
         now = time.monotonic()
         if not self._failures:
             self._failing_since = now
@@ -140,7 +146,9 @@ class Uploader(threading.Thread):
             reason = answer.reason
             if answer.status:
                 reason = f"HTTP {answer.status}: {reason}"
-            logger.warning("the server takes no batches (%s); they wait in the spool", reason)
+            logger.warning(
+                "the server takes no batches (%s); they wait in the spool", reason, exc_info=error
+            )
         backoff = min(
             _FIRST_BACKOFF_SECONDS * 2 ** min(self._failures - 1, 10), _LAST_BACKOFF_SECONDS
         )
