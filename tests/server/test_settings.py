@@ -116,6 +116,10 @@ def in_file(tmp_path: Path, text: str, mode: int = 0o600) -> str:
     return str(path)
 
 
+def test_a_secret_out_of_a_file_is_without_its_line_end() -> None:
+    assert parse([], {"RANKSCOPE_TOKEN": "abc\n"}).token == "abc"
+
+
 def test_a_file_comes_after_flags_and_environment(tmp_path: Path) -> None:
     path = in_file(
         tmp_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import tracemalloc
 from typing import Literal
 
 import pytest
@@ -147,10 +148,37 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = Passed()
     passed(*(line(0, f"step {number} of a run") for number in range(500)))
     assert len(passed.take._newest) == 50
-    assert sum(map(len, passed.take._by_tail.values())) == 50
+    assert sum(sum(lengths.values()) for lengths in passed.take._lengths.values()) == 50
     assert len(passed.take._logged) == len(passed.take._times) == 50
     assert passed(line(0, "step 10 of a run", "stdout")) == [(0, "step 10 of a run")]
     assert passed(line(0, "step 499 of a run", "stdout")) == []
+
+
+def test_memory_is_bounded_in_bytes_too() -> None:
+    passed = Passed()
+    tracemalloc.start()
+    for number in range(2000):
+        passed.take(line(0, f"{number} " + "\u4e2d" * 30_000))
+        passed.take(line(0, f"{number} " * 3000 + "x" * 16, "stdout"))  # a prefix as long
+        passed.raw.clear()
+    assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    tracemalloc.stop()
+    text = "1999 " + "\u4e2d" * 30_000
+    assert passed(line(0, f"INFO {text}", "stderr"), line(0, text[5:], "stderr")) == [(0, text[5:])]
+
+
+def test_a_line_costs_the_same_however_many_messages_end_alike() -> None:
+    """Of messages with one ending those of other lengths and texts are not looked at."""
+    passed = Passed()
+    texts = [f"step {number}: loss 2.{number % 997:03d}, lr 1.0000e-04 (cuda:0)"
+             for number in range(copies._MOST_KNOWN)]  # fmt: skip
+    for text in texts:
+        passed.take(line(0, text))
+    ends = passed.take._known_ends
+    assert len(list(ends(f"INFO {texts[5]}"))) == 1
+    (lengths,) = passed.take._lengths.values()
+    assert len(lengths) == 4  # of as many digits as a step has
+    assert passed(*(line(0, f"INFO {text}", "stderr") for text in texts)) == []
 
 
 def test_what_is_damaged_or_no_line_passes() -> None:
