@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import io
 import json
 import os
 import socket
 import ssl
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -29,6 +33,7 @@ _MAX_ERROR_BYTES = 64 << 10  # of an answer that is shown, not read
 _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BLOCK_BYTES = 64 << 10
+_SLOWEST_BYTES_PER_SECOND = 64 << 10  # of a link: what takes longer is tried again
 
 
 class HttpError(Exception):
@@ -41,11 +46,15 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What a server said; `body` is unpacked, and cut where the status is an error."""
+    """What a server said; `body` is unpacked, and cut where the status is an error.
+
+    `location` is where a redirect leads that was not followed.
+    """
 
     status: int
     body: bytes
     retry_after_seconds: float = 0.0
+    location: str = ""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -54,17 +63,27 @@ class HttpAnswer:
 
     def why(self) -> str:
         """Return what a refusal says: the server's own words, else the status and the text."""
+        if self.location:
+            return f"HTTP {self.status}: {self.moved_to}"
         error = self.fields.get("error")
         if isinstance(error, dict):
             return f"{error.get('what', '')}; {error.get('remedy') or ''}".strip("; ")
         text = self.body[:80].decode("ascii", "replace")
         return f"HTTP {self.status}: {''.join(c if c.isprintable() else '.' for c in text)}"
 
+    @property
+    def moved_to(self) -> str:
+        """Return where the server is now and what to do, empty where it is here."""
+        where = "".join(c if c.isprintable() else "." for c in self.location[:200])
+        return f"moved to {where}: set RANKSCOPE_SERVER" if where else ""
+
 
 class Client:
     """Requests to one server, one at a time over one kept connection.
 
     Redirects of a GET are followed, the token stays behind where they lead to another host.
+    `timeout_seconds` is the limit of connecting and of each wait for the server; a request has so
+    long altogether and the time that its body and the largest answer take on a slow link.
     Proxies come from the environment. `check_peer` gets the IP address of a connection before
     anything is sent, and raises HttpError to refuse it; a proxy decides for itself.
     Raises AddressError for an address that is none.
@@ -92,6 +111,8 @@ class Client:
         self._pool: HTTPConnectionPool | None = None
         self._connection: Any = None  # the newest
         self._socket: Any = None  # of the newest
+        self._send_seconds = timeout_seconds
+        self._deadline = inf  # of the request in progress, monotonic
         self._closings = 0
 
     @property
@@ -113,12 +134,14 @@ class Client:
         """
         fields = {"Accept-Encoding": "gzip"} | self._headers(token) | dict(headers or {})
         timeout_seconds = timeout_seconds or self._timeout_seconds
-        with self._open(method, path, body, fields, timeout_seconds) as response:
+        with self._open(
+            method, path, body, fields, timeout_seconds, self._max_answer_bytes
+        ) as response:
             is_error = response.status >= 400
             limit = min(_MAX_ERROR_BYTES, self._max_answer_bytes)
             most_bytes = limit if is_error else self._max_answer_bytes
             data = _read(response, most_bytes, is_error or is_cut)
-            return HttpAnswer(response.status, data, _retry_after(response))
+            return HttpAnswer(response.status, data, _retry_after(response), _location(response))
 
     def download(self, path: str, target: Path) -> HttpAnswer:
         """Write the body of an answer to a file, of any size; return an answer without body.
@@ -154,16 +177,18 @@ class Client:
     @contextlib.contextmanager
     def _open(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str],
-        timeout_seconds: float,
+        timeout_seconds: float, max_answer_bytes: float = inf,
     ) -> Iterator[urllib3.BaseHTTPResponse]:  # fmt: skip
         """Yield the answer after all redirects; its connection is kept once it is read."""
+        seconds = timeout_seconds + max_answer_bytes / _SLOWEST_BYTES_PER_SECOND
         client, url = self, self.address.origin + self.address.prefix + path
         try:
             for _ in range(_MAX_REDIRECTS + 1):
+                client._deadline = time.monotonic() + seconds + _seconds_of(body)
                 response = client._send(method, url, body, headers, timeout_seconds)
                 try:
-                    location = response.headers.get("Location", "")
-                    if method != "GET" or response.status not in _REDIRECTS or not location:
+                    location = _location(response)
+                    if method != "GET" or not location:
                         with _plain_errors():
                             yield response
                         return
@@ -218,10 +243,13 @@ class Client:
         parts = urlsplit(url)._replace(fragment="")
         if self._proxy is None or self.address.scheme == "https":
             parts = parts._replace(scheme="", netloc="")
+        self._send_seconds = timeout_seconds + _seconds_of(body)
+        if self._connection is not None and self._connection.sock is not None:
+            self._connection.sock.settimeout(self._send_seconds)
+        limits = urllib3.Timeout(connect=timeout_seconds, read=self._send_seconds)
         return pool.urlopen(
             method, parts.geturl() or "/", body, headers, retries=False, redirect=False,
-            assert_same_host=False, timeout=timeout_seconds, preload_content=False,
-            decode_content=False,
+            assert_same_host=False, timeout=limits, preload_content=False, decode_content=False,
         )  # fmt: skip
 
     def _make_pool(self) -> HTTPConnectionPool:
@@ -236,7 +264,7 @@ class Client:
             )
         address = self.address
         pool = manager.connection_from_host(address.host, address.port, address.scheme)
-        pool.ConnectionCls = _recording(pool.ConnectionCls, self._opened)
+        pool.ConnectionCls = _recording(pool.ConnectionCls, self)
         return pool
 
     def _trust(self) -> ssl.SSLContext | None:
@@ -258,6 +286,7 @@ class Client:
         self._connection, self._socket = connection, connection.sock
         if self._check_peer is not None and self._proxy is None:
             self._check_peer(str(connection.sock.getpeername()[0]))
+        connection.sock.settimeout(self._send_seconds)
 
 
 def get(
@@ -281,13 +310,53 @@ def json_object(text: str | bytes) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _recording(kind: Any, on_open: Callable[[Any], None]) -> Any:
+def _recording(kind: Any, client: Client) -> Any:
+    """Return the kind of connection whose opening and reading `client` watches."""
+
     class Recording(kind):  # type: ignore[misc]
         def connect(self) -> None:
             super().connect()
-            on_open(self)
+            client._opened(self)
+
+        def response_class(self, sock: Any, *arguments: Any, **options: Any) -> Any:
+            response = http.client.HTTPResponse(sock, *arguments, **options)
+            response.fp = io.BufferedReader(
+                _Timed(response.fp.detach(), sock, lambda: client._deadline)
+            )
+            return response
 
     return Recording
+
+
+class _Timed(io.RawIOBase):
+    """Reads from a socket until a deadline: a server that sends byte by byte resets each limit."""
+
+    def __init__(self, raw: Any, sock: Any, deadline: Callable[[], float]) -> None:
+        self._raw, self._socket, self._deadline = raw, sock, deadline
+        self._wait_seconds: float = sock.gettimeout()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> Any:
+        left = self._deadline() - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the answer is not complete in time")
+        self._socket.settimeout(min(self._wait_seconds, left))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _seconds_of(body: bytes | None) -> float:
+    return len(body or b"") / _SLOWEST_BYTES_PER_SECOND
+
+
+def _location(response: urllib3.BaseHTTPResponse) -> str:
+    """Return where a redirect leads, empty where it is none."""
+    return response.headers.get("Location", "") if response.status in _REDIRECTS else ""
 
 
 def _is_same_server(before: Address, after: Address) -> bool:

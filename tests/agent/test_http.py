@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import socket
 import subprocess
 import sys
 import threading
@@ -147,6 +148,62 @@ def test_an_answer_nested_without_end_has_no_fields(url: str) -> None:
     answer = Client(url).request("GET", "/")
     assert answer.fields == {}
     assert answer.why() == f"HTTP 500: {'[' * 80}"
+
+
+DRIPS = (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: ")
+
+
+@pytest.mark.parametrize("head", DRIPS, ids=["body", "headers"])
+def test_an_answer_that_comes_byte_by_byte_is_given_up(head: bytes) -> None:
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(head)
+            while not ended.wait(0.05):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=drip, args=(listener,), daemon=True).start()
+        client = Client(
+            f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_seconds=0.4,
+            max_answer_bytes=1 << 16,
+        )  # fmt: skip
+        begun = time.monotonic()
+        with pytest.raises(HttpError, match="timed out") as failure:
+            client.request("GET", "/")
+        assert failure.value.is_timeout
+        assert time.monotonic() - begun > 1.3  # an answer of this size may take as long
+        ended.set()
+
+
+def test_a_large_body_may_take_longer_than_the_limit_of_one_wait() -> None:
+    body, got = bytes(1 << 19), bytearray()
+
+    def slow(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while not got.endswith(body):
+                got.extend(connection.recv(4096))
+                time.sleep(0.005)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        threading.Thread(target=slow, args=(listener,), daemon=True).start()
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_seconds=0.2)
+        assert client.request("POST", "/", body).status == 200
+
+
+def test_a_post_that_is_redirected_says_where_the_server_is(url: str) -> None:
+    Handler.answers = {"/": (308, {"Location": "https://new.example/"}, b"<html>moved</html>")}
+    assert Client(url).request("POST", "/", b"x").why() == (
+        "HTTP 308: moved to https://new.example/: set RANKSCOPE_SERVER"
+    )
 
 
 def test_a_kept_connection_that_was_closed_is_tried_anew_once(url: str) -> None:

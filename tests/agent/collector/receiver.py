@@ -19,6 +19,7 @@ class Receiver:
 
     def __init__(self, port: int = 0) -> None:
         self.answer: tuple[int, str] | None = None
+        self.location = ""  # of what an answer redirects to
         self.delay_seconds = 0.0
         self.clock = True  # answer POST /api/v1/clock
         self.drop_answers = 0  # store so many batches and close the connection unanswered
@@ -137,6 +138,8 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
         def _answer(self, status: int, text: str) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
+            if receiver.location:
+                self.send_header("Location", receiver.location)
             self.end_headers()
             self.wfile.write(text.encode())
 

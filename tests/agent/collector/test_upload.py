@@ -137,6 +137,25 @@ def test_an_answer_nested_without_end_is_none_and_batches_wait(
     wait_for(lambda: spool.waiting()[0] == 0)
 
 
+def test_a_server_that_answers_later_than_the_limit_is_given_longer(receiver: Receiver) -> None:
+    receiver.delay_seconds = 1.0
+    server = Server(receiver.url, "", timeout_seconds=0.4)
+    answers = [server.post(batch(1)) for _ in range(4)]
+    assert [answer.status for answer in answers] == [0, 0, 200, 200]  # 0.4, 0.8, 1.6 s
+    receiver.delay_seconds = 0.0
+    assert [server.post(batch(number)).status for number in (2, 3)] == [200, 200]
+    receiver.delay_seconds = 1.0
+    assert server.post(batch(4)).status == 0  # as short as before, once it is quick again
+    server.close()
+
+
+def test_where_a_server_was_moved_to_is_said(receiver: Receiver) -> None:
+    receiver.answer, receiver.location = (308, ""), "https://new.example/api/v1/ingest"
+    answer = Server(receiver.url, "").post(batch(1))
+    assert (answer.status, answer.is_refusal) == (308, False)
+    assert answer.reason == f"moved to {receiver.location}: set RANKSCOPE_SERVER"
+
+
 class BrokenServer(Server):
     """A fault of ours, in every second request."""
 

@@ -19,6 +19,7 @@ _BATCH_HEADERS = {
     schema.COMMANDS_HEADER: str(schema.COMMANDS_VERSION),
 }
 TIMEOUT_SECONDS = 5.0
+LONGEST_TIMEOUT_SECONDS = 60.0  # of a server that answers late; the same batch comes again
 # What is wrong with the batch itself. Any other answer is of the way to the server: a token, a
 # name, a path, a proxy, which are mended while batches wait.
 _WRONG_BATCH = frozenset({400, 415, 422})
@@ -73,9 +74,14 @@ class ServerAnswer:
 
 
 class Server:
-    """One keep-alive connection. Raises ValueError for an address that is none."""
+    """One keep-alive connection. Raises ValueError for an address that is none.
+
+    The limit of a request is doubled when it was too short, and stays at twice what the last one
+    took: a batch that is sent again under the same limit would come no further.
+    """
 
     def __init__(self, url: str, token: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._least_seconds = self._limit_seconds = timeout_seconds
         self._client = Client(
             url, token, timeout_seconds=timeout_seconds, program="rankscope-collector"
         )
@@ -92,12 +98,21 @@ class Server:
 
     def send(self, path: str, body: bytes, headers: dict[str, str]) -> ServerAnswer:
         """Send a POST. Where the server has closed a kept connection, it tries once more."""
+        begun = time.monotonic()
         try:
-            answer = self._client.request("POST", path, body, headers)
+            answer = self._client.request(
+                "POST", path, body, headers, timeout_seconds=self._limit_seconds
+            )
         except HttpError as error:
+            if error.is_timeout:
+                self._set_limit(2 * self._limit_seconds)
             return ServerAnswer(0, str(error))
-        text = answer.body.decode(errors="replace")
+        self._set_limit(2 * (time.monotonic() - begun))
+        text = answer.moved_to or answer.body.decode(errors="replace")
         return ServerAnswer(answer.status, text, answer.retry_after_seconds)
+
+    def _set_limit(self, seconds: float) -> None:
+        self._limit_seconds = max(self._least_seconds, min(seconds, LONGEST_TIMEOUT_SECONDS))
 
     def close(self) -> None:
         """Close the connection; the next post opens one."""
