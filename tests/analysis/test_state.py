@@ -11,7 +11,7 @@ from rankscope_server.diagnose import DETECTORS
 from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.observe.step_table import HEAD, StepTable
 from tests.analysis.records import registered
-from tests.analysis.simulator import CALM, MS, START_NS, Job, apply, record
+from tests.analysis.simulator import CALM, MS, START_NS, Fault, Job, apply, record
 
 
 def watched(steps: int, drop_rank: int | None = None, num_ranks: int = 4) -> RunState:
@@ -66,6 +66,19 @@ def test_a_run_that_nothing_comes_from_any_more_is_silent() -> None:
     assert look.status == "silent"
     assert [row.rank for row in look.coverage.silent] == [0, 1, 2, 3]
     assert look.answer.state == "unknown"
+
+
+def test_what_was_found_before_all_fell_silent_is_not_the_first_thing_said() -> None:
+    job = Job(num_ranks=4, steps=200, noise=CALM, faults=(Fault("slow_compute", 3, 80, size=0.5),))
+    recording, state = record(job), RunState("run")
+    apply(state, recording.items())
+    now = START_NS + int(recording.last_ms * MS)
+    look = state.look(now)
+    assert look.verdict is not None
+    assert look.answer.text == look.verdict.what
+    silent = state.look(now + 60 * 10**9)
+    assert silent.verdict is not None
+    assert silent.answer.text == (f"No rank reports any more; before that: {silent.verdict.what}")
 
 
 def test_an_answer_of_a_server_that_is_behind_says_so() -> None:

@@ -165,6 +165,14 @@ export function stopwatch(ms) {
   return minutes < 60 ? `${minutes} min ${seconds % 60} s` : `${count(Math.floor(minutes / 60))} h ${minutes % 60} min`;
 }
 
+/** What was found out about a run, after that nothing of it is heard any more.
+ * @param {{status: string, last_seen_ms: number | null}} run @param {string} text */
+export function sinceSilent(run, text) {
+  return run.status === 'silent' && run.last_seen_ms !== null
+    ? `No rank has reported since ${timeOfDay(run.last_seen_ms)}; before that: ${text}`
+    : text;
+}
+
 /** A place in the code without the folders that all of them share. @param {string} place */
 export function shortPlace(place) {
   return place.replace(/(?:[^\s/]*\/)+([^\s/]+\/[^\s/]+)/g, '$1');

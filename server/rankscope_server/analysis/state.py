@@ -25,7 +25,13 @@ from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.sample_table import KINDS, SampleTable
 from rankscope_server.verdict.answers import Answer, Look, Verdict
 from rankscope_server.verdict.cost import Cost, cost_of
-from rankscope_server.verdict.coverage import Left, coverage_of, notes_of, status_of
+from rankscope_server.verdict.coverage import (
+    NO_MORE_HEARD,
+    Left,
+    coverage_of,
+    notes_of,
+    status_of,
+)
 from rankscope_server.verdict.grouping import group_findings
 from rankscope_server.verdict.recorded import as_recorded, recorded_notes
 from rankscope_server.verdict.verdict import answer_of, verdict_of
@@ -113,6 +119,10 @@ class RunState:
         status, status_text = status_of(newest, findings, coverage, left)
         answer = answer_of(newest, verdict, mine, coverage, POLICY, left)
         answer = _with_delay(_with_notes(answer, newest), behind_seconds)
+        if status == "silent" and verdict is not None:
+            answer = dataclasses.replace(
+                answer, text=f"{NO_MORE_HEARD}; before that: {answer.text}"
+            )
         return Look(
             findings=findings,
             detectors=_statuses(newest),

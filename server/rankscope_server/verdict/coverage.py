@@ -14,6 +14,7 @@ from rankscope_server.findings.text import percent_text, ranks_text
 from rankscope_server.observe.thinning import thinning_notes
 from rankscope_server.verdict.answers import Coverage, LossRow, RunStatus, SilentRank
 
+NO_MORE_HEARD = "No rank reports any more"
 _MAX_SILENT = 256
 
 # of a shell, and of `rankscope run`

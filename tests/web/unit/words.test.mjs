@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
-import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
+import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, sinceSilent, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
 import { fold, inFront, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { marked } from '../../../web/app/parts/querymark.js';
@@ -41,6 +41,16 @@ test('how long something holds is told as a clock', () => {
   assert.equal(stopwatch(582_000), '9 min 42 s');
   assert.equal(stopwatch(3_850_000), '1 h 4 min');
   assert.equal(stopwatch(3_600_000_000), '1,000 h 0 min');
+});
+
+test('what was found of ranks that are all silent is of before', () => {
+  const at = Date.UTC(2026, 0, 2, 3, 4, 5);
+  const found = 'Rank 3 is slow';
+  assert.equal(
+    sinceSilent({ status: 'silent', last_seen_ms: at }, found),
+    `No rank has reported since ${timeOfDay(at)}; before that: Rank 3 is slow`,
+  );
+  assert.equal(sinceSilent({ status: 'running', last_seen_ms: at }, found), found);
 });
 
 test('large numbers have an SI prefix, small ones are told whole', () => {

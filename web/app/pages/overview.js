@@ -27,7 +27,7 @@ export function Page({ run, overview, topic, ended }) {
     useApi(runPath(run, 'findings'), { topic, on: ['findings', 'verdict'] })
   );
   useEffect(() => {
-    if (data) setTitle(shortAnswer(data.verdict, data.answer), data.run.name || run);
+    if (data) setTitle(shortAnswer(data), data.run.name || run);
   }, [data]);
   const open = findings.data?.open ?? [];
   useFindingKeys(
@@ -41,7 +41,14 @@ export function Page({ run, overview, topic, ended }) {
   return t.div(
     { class: 'stack' },
     data.verdict
-      ? el(VerdictCard, { verdict: data.verdict, coverage: data.coverage, run, ended, changed: overview.refresh })
+      ? el(VerdictCard, {
+          verdict: data.verdict,
+          coverage: data.coverage,
+          summary: data.run,
+          run,
+          ended,
+          changed: overview.refresh,
+        })
       : el(AnswerCard, { answer: data.answer, coverage: data.coverage, run, ended }),
     data.verdict && (data.verdict.kind === 'hang' || data.verdict.kind === 'crash')
       ? el(Lazy, {

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { count, duration, percent, plural, words } from '../format.js';
+import { count, duration, percent, plural, sinceSilent, words } from '../format.js';
 import { useHeld } from '../live.js';
 import { now, setTitle } from '../page.js';
 import { Ago, Card, Command, Empty, Icon, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
@@ -137,7 +137,7 @@ function Urgent({ run }) {
       ? el(Severity, { severity: verdict.severity })
       : el(Severity, { severity: 'warning', text: words(run.status) }),
     t.a({ href: runPath(run.run_id), class: 'strong' }, run.name || run.run_id),
-    t.span(null, verdict ? verdict.what : run.status_text),
+    t.span(null, verdict ? sinceSilent(run, verdict.what) : run.status_text),
     verdict?.cost_throughput_ratio
       ? t.span({ class: 'bad nowrap' }, `${percent(verdict.cost_throughput_ratio)} of throughput`)
       : null,
@@ -169,7 +169,8 @@ function statusOf(run) {
 }
 
 /** @param {RunSummary} run */
-function verdictOf({ verdict, answer }) {
+function verdictOf(run) {
+  const { verdict, answer } = run;
   if (!verdict && answer.state === 'advice')
     return t.span(
       { class: 'verdictline' },
@@ -184,7 +185,7 @@ function verdictOf({ verdict, answer }) {
       el(Icon, { name: verdict.severity }),
       t.span({ class: 'sr' }, verdict.severity),
     ),
-    t.span(null, verdict.what),
+    t.span(null, sinceSilent(run, verdict.what)),
   );
 }
 

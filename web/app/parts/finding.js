@@ -2,7 +2,7 @@
 
 import { useState } from 'preact/hooks';
 import { ask } from '../api.js';
-import { count, dayCost, kindWords, percent, sentence, stopwatch, timeOfDay, words } from '../format.js';
+import { count, dayCost, kindWords, percent, sentence, sinceSilent, stopwatch, timeOfDay, words } from '../format.js';
 import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
@@ -13,6 +13,7 @@ import { CappedNote, Command, CopyButton, Icon, OnsetStep, Severity, Share, Tabl
 /** @typedef {import('../../types/api.js').ShownVerdict} Verdict */
 /** @typedef {import('../../types/api.js').ShownAnswer} Answer */
 /** @typedef {import('../../types/api.js').Coverage} Coverage */
+/** @typedef {import('../../types/api.js').RunSummary} RunSummary */
 
 /** Kinds of findings whose ranks wait for each other: the page of hangs shows them. */
 export const WAITS = new Set(['hang', 'desync']);
@@ -84,12 +85,13 @@ export function CoverageLine({ coverage, run }) {
 }
 
 /** The verdict: the answer in one sentence, then why, what was ruled out, what to do.
- * @param {{verdict: Verdict, coverage: Coverage, run: string, ended: boolean, changed: () => void}} props */
-export function VerdictCard({ verdict, coverage, run, ended, changed }) {
+ * @param {{verdict: Verdict, coverage: Coverage, summary: RunSummary, run: string, ended: boolean, changed: () => void}} props */
+export function VerdictCard({ verdict, coverage, summary, run, ended, changed }) {
   const folded = verdict.state === 'acknowledged';
   const [open, setOpen] = useState(false);
   const full = !folded || open;
   const cost = verdict.cost_throughput_ratio;
+  const silentSince = summary.status === 'silent' ? summary.last_seen_ms : null;
   const stuckSince = verdict.kind === 'hang' && !ended && verdict.state !== 'recovered' ? verdict.onset_ms : null;
   return t.section(
     { class: `verdict card is-${verdict.severity} ${folded ? 'acknowledged' : ''}` },
@@ -103,11 +105,11 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
           el(Confidence, { finding: verdict, run }),
           folded ? t.span({ class: 'pill' }, 'acknowledged') : null,
         ),
-        t.h1({ id: 'verdict' }, verdict.what),
+        t.h1({ id: 'verdict' }, sinceSilent(summary, verdict.what)),
         t.p({ class: 'why' }, sentence(verdict.why)),
       ),
       stuckSince !== null
-        ? el(StuckFor, { since: stuckSince, step: verdict.onset_step })
+        ? el(StuckFor, { since: stuckSince, until: silentSince, step: verdict.onset_step })
         : cost === null
           ? null
           : t.div(
@@ -120,7 +122,7 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
                 : null,
             ),
     ),
-    full ? el(Reasons, { finding: verdict, deciding: verdict.deciding }) : null,
+    full ? el(Reasons, { finding: verdict, asOf: silentSince, deciding: verdict.deciding }) : null,
     t.div(
       { class: 'verdictfoot' },
       t.div({ class: 'also' }, el(Explains, { folded: verdict.folded, run }), el(CoverageLine, { coverage, run })),
@@ -225,8 +227,9 @@ function More({ rest, kind, look }) {
 
 const SHOWN = 4;
 
-/** Why, what was ruled out, what to do, how sure. @param {{finding: Finding, deciding?: string[]}} props */
-export function Reasons({ finding, deciding = [] }) {
+/** Why, what was ruled out, what to do, how sure. `asOf` is the last record of ranks that are all silent.
+ * @param {{finding: Finding, asOf?: number | null, deciding?: string[]}} props */
+export function Reasons({ finding, asOf = null, deciding = [] }) {
   const evidence = finding.evidence.map((one, i) => t.li({ key: i }, el(EvidenceText, { one })));
   const ruledOut = finding.ruled_out.map((text, i) =>
     t.li({ key: i }, el(Icon, { name: 'ok' }), t.span(null, upperFirst(text))),
@@ -244,7 +247,7 @@ export function Reasons({ finding, deciding = [] }) {
     ruledOut.length > 0
       ? t.div(
           null,
-          t.h2(null, 'Ruled out'),
+          t.h2(null, asOf === null ? 'Ruled out' : `Ruled out, as of ${timeOfDay(asOf)}`),
           t.ul({ class: 'ruledout' }, ruledOut.slice(0, SHOWN)),
           el(More, { rest: ruledOut.slice(SHOWN), kind: 'ul', look: 'ruledout' }),
         )
@@ -373,18 +376,19 @@ export function FindingsTable({ findings, run, ended }) {
   });
 }
 
-/** The document's title for a verdict. @param {Verdict | null} verdict @param {Answer} answer */
-export function shortAnswer(verdict, answer) {
-  const text = verdict ? verdict.what : answer.text;
+/** The document's title for what was found. @param {import('../../types/api.js').Overview} overview */
+export function shortAnswer({ run, verdict, answer }) {
+  const text = verdict ? sinceSilent(run, verdict.what) : answer.text;
   return text.length > 70 ? `${text.slice(0, 68)}…` : text;
 }
 
-/** A stopwatch that runs while nothing moves. @param {{since: number, step: number | null}} props */
-function StuckFor({ since, step }) {
+/** A stopwatch that runs while nothing moves, up to `until` where nothing is heard any more.
+ * @param {{since: number, until: number | null, step: number | null}} props */
+function StuckFor({ since, until, step }) {
   return t.div(
     { class: 'verdictcost' },
-    t.p({ class: 'big' }, stopwatch(now.value - since)),
-    t.p(null, 'stuck'),
+    t.p({ class: 'big' }, stopwatch((until ?? now.value) - since)),
+    t.p(null, until === null ? 'stuck' : 'stuck, up to the last record'),
     t.p({ class: 'faint' }, `since ${timeOfDay(since)}${step ? `, step ${count(step)}` : ''}`),
   );
 }

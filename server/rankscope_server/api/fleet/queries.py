@@ -92,7 +92,7 @@ def _live_run(row: sa.Row[Any], num_hosts: int) -> LiveRun:
         LiveRun,
         row,
         name=row.name or row.run_id,
-        sentence=verdict.what if verdict is not None else str(answer.get("text", "")),
+        sentence=str(answer.get("text", "")) or (verdict.what if verdict is not None else ""),
         needs_attention=is_bad or row.status in ("stuck", "silent"),
         world_size=row.world_size or None,
         num_hosts=num_hosts,
