@@ -10,16 +10,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose.shared.comparison import roles_of
 from rankscope_server.diagnose.straggler.detector import _with_memory
 from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
+from rankscope_server.findings.text import hours_text, percent_text
 from rankscope_server.observe.deviation import deviation_of
 from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Machine, Op
 from tests.analysis.simulator import (
     CALM,
+    MS,
     START_NS,
     Fault,
     Item,
@@ -295,6 +298,27 @@ def test_sentences_name_rank_step_reference_and_cost() -> None:
     assert any("Slow data" in text for text in verdict.ruled_out)
     assert verdict.evidence[0].link == "runs/sim/ranks?sel=2@140"
     assert verdict.policy_hash
+
+
+def test_of_an_ended_run_no_process_is_looked_at_and_the_cost_is_what_was_lost() -> None:
+    job = Job(noise=CALM, faults=(Fault("slow_compute", 2, 140, 0.9),))
+    recording, state = record(job), RunState("sim")
+    apply(state, recording.items())
+    now = START_NS + int(recording.last_ms * MS)
+    live = state.look(now).verdict
+    assert live is not None
+    assert live.next_command.startswith("py-spy top --pid ")
+    for rank in range(job.num_ranks):
+        state.apply_record(schema.RankEnded(attempt=0, rank=rank, time_ns=now, reason="clean"))
+    over = state.look(now).verdict
+    assert over is not None
+    assert over.next_command == ""
+    assert "a day" not in over.why
+    seconds = (recording.last_ms * MS + START_NS) / 1e9 - live.onset_ms / 1e3
+    hours = over.cost_throughput_ratio * job.num_ranks * seconds / 3600
+    assert over.cost_rank_hours == pytest.approx(hours, rel=0.02)
+    assert f"4 ranks lost {percent_text(over.cost_throughput_ratio)}" in over.why
+    assert f"{hours_text(over.cost_rank_hours)} in all" in over.why
 
 
 def test_a_rank_many_times_as_slow_is_named_after_few_long_steps() -> None:

@@ -163,7 +163,8 @@ def test_the_first_screen_holds_everything(
     assert done.returncode == 0, done.stderr
     screen = done.stdout.splitlines()[:24]
     text = "\n".join(screen)
-    for label in ("What", "Why", "Cost", "Next", "Command", "Sure", "Disproved if", "Ruled out"):
+    assert "py-spy" not in done.stdout  # no process is left to look at
+    for label in ("What", "Why", "Cost", "Next", "Sure", "Disproved if", "Ruled out"):
         assert f"{side} {label} " in text, label
     assert screen[0].startswith(f"{top} Culprit found")
     assert any(line.startswith(bottom) for line in screen)

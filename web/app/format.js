@@ -28,12 +28,17 @@ export function money(value, currency) {
   return currency ? `${text} ${currency}` : text;
 }
 
-/** What a finding costs a day, in rank-hours and, where the server has a price, in money.
- * @param {{cost_rank_hours_per_day: number | null, cost_money_per_day: number | null, currency: string}} finding */
-export function dayCost(finding) {
-  const hours = `${count(finding.cost_rank_hours_per_day)} rank-hours a day`;
+/** What a finding costs a day, or of an ended run what it did cost: rank-hours and, where the server has a price, money.
+ * Empty where that is not known.
+ * @param {{cost_rank_hours_per_day: number | null, cost_rank_hours: number | null, cost_money_per_day: number | null, currency: string}} finding
+ * @param {boolean} ended the run */
+export function costWords(finding, ended) {
+  const perDay = finding.cost_rank_hours_per_day;
+  const hours = ended ? finding.cost_rank_hours : perDay;
+  if (!perDay || hours === null) return '';
+  const text = `${figure(hours)} rank-hours${ended ? '' : ' a day'}`;
   const amount = finding.cost_money_per_day;
-  return amount === null ? hours : `${hours}, ${money(amount, finding.currency)}`;
+  return amount === null ? text : `${text}, ${money((amount * hours) / perDay, finding.currency)}`;
 }
 
 /** @type {[number, string][]} */

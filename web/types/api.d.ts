@@ -766,6 +766,7 @@ export interface FindingDetail {
   ended_step: number | null;
   cost_throughput_ratio: number | null;
   cost_rank_hours_per_day: number | null;
+  cost_rank_hours: number | null;
   cost_money_per_day: number | null;
   currency: string;
   confidence: number | null;
@@ -2443,6 +2444,7 @@ export interface ShownFinding {
   ended_step: number | null;
   cost_throughput_ratio: number | null;
   cost_rank_hours_per_day: number | null;
+  cost_rank_hours: number | null;
   cost_money_per_day: number | null;
   currency: string;
   confidence: number | null;
@@ -2478,6 +2480,7 @@ export interface ShownVerdict {
   ended_step: number | null;
   cost_throughput_ratio: number | null;
   cost_rank_hours_per_day: number | null;
+  cost_rank_hours: number | null;
   cost_money_per_day: number | null;
   currency: string;
   confidence: number | null;

@@ -15,7 +15,7 @@ from rankscope_server.findings.finding import DetectorResult, Evidence, Finding,
 from rankscope_server.findings.kinds import COST, kind_named
 from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.severity import severity_of_cost
-from rankscope_server.findings.text import capital, confidence_word, place_text
+from rankscope_server.findings.text import capital, confidence_word, hours_text, place_text
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.calls import CallTable
 from rankscope_server.observe.clock_table import ClockTable
@@ -28,6 +28,8 @@ from rankscope_server.observe.sample_table import SampleTable
 from rankscope_server.observe.stack_samples import StackSample
 from rankscope_server.observe.step_table import StepTable
 from rankscope_server.replay.replay_table import ReplayTable
+
+_OF_PROCESS = " --pid "  # in a command that looks at a process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,24 @@ class Window:
     def others(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks that report steps, without these."""
         return tuple(rank for rank in sorted(self.steps.ranks) if rank not in ranks)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether no process of the attempt is there any more, as far as is known."""
+        return len(self.ended) >= max(self.world_size, 1)
+
+    def loss_text(
+        self, cost: float, onset_step: int | None, ended_step: int | None = None,
+        onset_ms: float | None = None,
+    ) -> str:  # fmt: skip
+        """Return the rank-hours that a loss is: those lost, or a day while the attempt runs."""
+        if onset_ms is None:
+            onset_ms = self._onset_ms(onset_step)
+        is_over = self.has_ended or self.facts.is_recording
+        lost = self._hours_lost(cost, onset_ms, ended_step) if is_over else None
+        if lost is not None:
+            return f"{hours_text(lost)} in all"
+        return f"{hours_text(rank_hours_per_day(self.world_size, cost))} a day"
 
     def time_ms(self, step: int) -> float | None:
         """Return when a step began, the median over ranks of wall-clock ms; None if not known."""
@@ -159,6 +179,8 @@ class Window:
         """
         known, ranks = kind_named(kind), tuple(ranks)
         detector = detector or known.detectors[0]
+        if onset_ms is None:
+            onset_ms = self._onset_ms(onset_step)
         return Finding(
             key=f"{self.attempt}/{detector}/{name}".removesuffix("/"),
             detector=detector,
@@ -177,11 +199,12 @@ class Window:
             hosts=self.hosts(ranks) if hosts is None else hosts,
             group=group,
             onset_step=onset_step,
-            onset_ms=self._onset_ms(onset_step) if onset_ms is None else onset_ms,
+            onset_ms=onset_ms,
             ended_step=ended_step,
             cost_throughput_ratio=cost,
             cost_rank_hours_per_day=self._rank_hours(cost),
-            next_command=command,
+            cost_rank_hours=self._hours_lost(cost, onset_ms, ended_step),
+            next_command="" if self.has_ended and _OF_PROCESS in command else command,
             evidence=tuple(Evidence(fact) if isinstance(fact, str) else fact for fact in evidence),
             ruled_out=tuple(ruled_out),
             victims=tuple(victims),
@@ -193,6 +216,20 @@ class Window:
 
     def _rank_hours(self, cost: float | None) -> float | None:
         return None if cost is None else rank_hours_per_day(self.world_size, cost)
+
+    def _hours_lost(
+        self, cost: float | None, onset_ms: float | None, ended_step: int | None
+    ) -> float | None:
+        """Return the rank-hours lost from the onset, or the first step, up to the newest step."""
+        steps = self.steps.steps
+        if cost is None or not len(steps):
+            return None
+        if onset_ms is None and not self.steps.dropped_steps:
+            onset_ms = self.time_ms(int(steps[0]))
+        end_ms = self.time_ms(int(steps[-1]) if ended_step is None else ended_step)
+        if onset_ms is None or end_ms is None:
+            return None
+        return self.world_size * cost * max(end_ms - onset_ms, 0.0) / 3.6e6
 
 
 def _severity(rule: str, cost: float, policy: Policy) -> Severity:

@@ -62,6 +62,7 @@ class Finding:
     ended_step: int | None = None
     cost_throughput_ratio: float | None = None
     cost_rank_hours_per_day: float | None = None
+    cost_rank_hours: float | None = None  # from its onset up to its end, or the newest step
     next_command: str = ""
     evidence: tuple[Evidence, ...] = ()
     ruled_out: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { dayCost, money } from '../../../web/app/format.js';
+import { costWords, money } from '../../../web/app/format.js';
 import { hoursWords, readChanges, readPrice, shareWords, spotPaysFrom, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
 import { readPath } from '../../../web/app/url.js';
 
@@ -60,10 +60,12 @@ test('the cost of a run is a page of it', () => {
   assert.deepEqual(readPath('runs/a/cost'), { name: 'cost', run: 'a', id: '' });
 });
 
-test('what a finding costs a day has money where the server has a price', () => {
-  const finding = { cost_rank_hours_per_day: 48, cost_money_per_day: null, currency: '' };
-  assert.equal(dayCost(finding), '48 rank-hours a day');
-  assert.equal(dayCost({ ...finding, cost_money_per_day: 120, currency: 'EUR' }), '48 rank-hours a day, 120.00 EUR');
+test('what a finding costs is a day while its run lasts, and afterwards what it did cost', () => {
+  const finding = { cost_rank_hours_per_day: 48, cost_rank_hours: 2, cost_money_per_day: 96, currency: 'EUR' };
+  assert.equal(costWords(finding, false), '48 rank-hours a day, 96.00 EUR');
+  assert.equal(costWords(finding, true), '2 rank-hours, 4.00 EUR');
+  assert.equal(costWords({ ...finding, cost_rank_hours: null }, true), '');
+  assert.equal(costWords({ ...finding, cost_money_per_day: null }, false), '48 rank-hours a day');
 });
 
 test('spot pays from that distance of interruptions on at which both cost the same', () => {

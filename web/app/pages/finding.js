@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { count, dateTime, dayCost, kindWords, percent, ranges, sentence, words } from '../format.js';
+import { costWords, count, dateTime, kindWords, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
 import {
   CappedNote,
@@ -16,7 +16,7 @@ import {
   Skeleton,
   When,
 } from '../parts/bits.js';
-import { Acknowledge, Explains, Reasons, report, spanWords, WAITS } from '../parts/finding.js';
+import { Acknowledge, Explains, Reasons, report, silentSince, spanWords, WAITS } from '../parts/finding.js';
 import { Lazy } from '../parts/shell.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -79,10 +79,10 @@ export function Page({ run, id, topic, overview, ended }) {
               { class: 'verdictcost' },
               t.p({ class: 'big' }, percent(finding.cost_throughput_ratio)),
               t.p(null, 'of throughput lost'),
-              finding.cost_rank_hours_per_day ? t.p({ class: 'faint' }, dayCost(finding)) : null,
+              t.p({ class: 'faint' }, costWords(finding, ended)),
             ),
       ),
-      el(Reasons, { finding }),
+      el(Reasons, { finding, asOf: silentSince(overview.data?.run) }),
       t.div(
         { class: 'verdictfoot' },
         t.div({ class: 'also' }, el(Explains, { folded, run })),
@@ -149,7 +149,7 @@ export function Page({ run, id, topic, overview, ended }) {
         fact('Hosts', finding.hosts.join(', ') || '–'),
         fact('Group', finding.group ?? '–'),
         fact('Attempt', count(finding.attempt)),
-        fact('Cost', finding.cost_rank_hours_per_day === null ? 'not known' : dayCost(finding)),
+        fact('Cost', costWords(finding, ended) || 'not known'),
         fact('Confidence', sureWords(finding.confidence)),
         fact('Detector', finding.detector),
         fact('Policy', finding.policy_hash || '–'),

@@ -2,7 +2,7 @@
 
 import { useState } from 'preact/hooks';
 import { ask } from '../api.js';
-import { count, dayCost, kindWords, percent, sentence, sinceSilent, stopwatch, timeOfDay, words } from '../format.js';
+import { costWords, count, kindWords, percent, sentence, sinceSilent, stopwatch, timeOfDay, words } from '../format.js';
 import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
@@ -91,7 +91,7 @@ export function VerdictCard({ verdict, coverage, summary, run, ended, changed })
   const [open, setOpen] = useState(false);
   const full = !folded || open;
   const cost = verdict.cost_throughput_ratio;
-  const silentSince = summary.status === 'silent' ? summary.last_seen_ms : null;
+  const silent = silentSince(summary);
   const stuckSince = verdict.kind === 'hang' && !ended && verdict.state !== 'recovered' ? verdict.onset_ms : null;
   return t.section(
     { class: `verdict card is-${verdict.severity} ${folded ? 'acknowledged' : ''}` },
@@ -109,20 +109,20 @@ export function VerdictCard({ verdict, coverage, summary, run, ended, changed })
         t.p({ class: 'why' }, sentence(verdict.why)),
       ),
       stuckSince !== null
-        ? el(StuckFor, { since: stuckSince, until: silentSince, step: verdict.onset_step })
+        ? el(StuckFor, { since: stuckSince, until: silent, step: verdict.onset_step })
         : cost === null
           ? null
           : t.div(
               { class: 'verdictcost' },
               t.p({ class: 'big' }, percent(cost)),
               t.p(null, 'of throughput lost'),
-              verdict.cost_rank_hours_per_day ? t.p({ class: 'faint' }, dayCost(verdict)) : null,
+              t.p({ class: 'faint' }, costWords(verdict, ended)),
               verdict.onset_step
                 ? t.p({ class: 'faint', title: timeOfDay(verdict.onset_ms) }, `since step ${count(verdict.onset_step)}`)
                 : null,
             ),
     ),
-    full ? el(Reasons, { finding: verdict, asOf: silentSince, deciding: verdict.deciding }) : null,
+    full ? el(Reasons, { finding: verdict, asOf: silent, deciding: verdict.deciding }) : null,
     t.div(
       { class: 'verdictfoot' },
       t.div({ class: 'also' }, el(Explains, { folded: verdict.folded, run }), el(CoverageLine, { coverage, run })),
@@ -153,6 +153,11 @@ export function VerdictCard({ verdict, coverage, summary, run, ended, changed })
       ),
     ),
   );
+}
+
+/** When the last record came of ranks that are all silent. @param {RunSummary} [run] */
+export function silentSince(run) {
+  return run?.status === 'silent' ? run.last_seen_ms : null;
 }
 
 /** What a finding explains, grouped under it. @param {{folded: {id: number | null, what: string}[], run: string}} props */

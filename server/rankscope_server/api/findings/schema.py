@@ -39,6 +39,7 @@ class ShownFinding(Schema, frozen=True):
     ended_step: int | None = None
     cost_throughput_ratio: float | None = None
     cost_rank_hours_per_day: float | None = None
+    cost_rank_hours: float | None = None  # from its onset up to its end, or the newest step
     cost_money_per_day: float | None = None  # None: no price of its hosts is set
     currency: str = ""
     confidence: float | None = None

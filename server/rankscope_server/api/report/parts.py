@@ -8,6 +8,7 @@ from rankscope_server.api.findings.schema import ShownFinding
 from rankscope_server.api.overview.schema import ShownAnswer
 from rankscope_server.api.runs.schema import RunSummary
 from rankscope_server.findings.text import hours_text, percent_text
+from rankscope_server.store.deletion import OVER
 
 _STOPPED = ("hang", "crash", "failed_start", "desync")
 
@@ -30,9 +31,10 @@ def cost_text(finding: ShownFinding, run: RunSummary) -> str:
             return f"All throughput{world} since then: no rank gets further"
         return "Not known: what this finding rests on has no time in it"
     text = f"{percent_text(ratio)} of the job's throughput"
-    hours = finding.cost_rank_hours_per_day
+    is_over = run.status in OVER
+    hours = finding.cost_rank_hours if is_over else finding.cost_rank_hours_per_day
     if hours is not None:
-        text += f", {hours_text(hours)} a day"
+        text += f", {hours_text(hours)}{'' if is_over else ' a day'}"
     return text
 
 

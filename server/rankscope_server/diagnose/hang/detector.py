@@ -360,5 +360,7 @@ def _nothing_waits(window: Window, patience: Patience) -> str:
     moved = [rank for rank in window.states if patience.has_moved(rank)]
     if not moved:
         return "hang: no rank has come to a step or a collective"
+    if window.has_ended:
+        return "hang: no rank waited in vain when it ended"
     longest = max(patience.idle_seconds(rank) for rank in moved)
     return f"hang: the rank that is quiet for longest moved {max(longest, 0.0):.1f} s ago"

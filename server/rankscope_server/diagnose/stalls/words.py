@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.wire.formulas import rank_hours_per_day
 from rankscope_server.diagnose.shared.processor_limit import CPU_LIMIT, limit_next
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding, Severity
 from rankscope_server.findings.text import (
-    hours_text,
     ms_text,
     percent_text,
     times_text,
@@ -101,10 +99,11 @@ def _what(window: Window, case: Stalling) -> str:
 
 
 def _why(window: Window, case: Stalling) -> str:
-    hours = rank_hours_per_day(window.world_size, case.cost)
+    verb = "lost" if case.is_over or window.has_ended else "lose"
+    hours = window.loss_text(case.cost, case.onset_step, case.last_step if case.is_over else None)
     lost = (
-        f"{window.world_size:,} ranks lose {percent_text(case.cost)} of their throughput, "
-        f"{hours_text(hours)} a day (by the work of the slowest rank of each step)"
+        f"{window.world_size:,} ranks {verb} {percent_text(case.cost)} of their throughput, "
+        f"{hours} (by the work of the slowest rank of each step)"
     )
     if case.rank is None:
         return f"The pauses would cost less if all ranks took them in the same step: {lost}"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankscope.wire.formulas import rank_hours_per_day
 from rankscope_server.diagnose.shared.traits import shared_by
 from rankscope_server.diagnose.straggler.cause import SlowCause
 from rankscope_server.diagnose.window import Window
@@ -15,7 +14,6 @@ from rankscope_server.findings.kinds import MORE_WORK
 from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.findings.text import (
     capital,
-    hours_text,
     ms_text,
     percent_text,
     ranks_text,
@@ -160,6 +158,12 @@ def _as_well(case: Case) -> str:
     return f"; {_others(case)} {'are' if len(case.company) > 1 else 'is'} slow as well"
 
 
+def _loss_text(window: Window, case: Case) -> str:
+    if case.is_throughout:
+        return window.loss_text(case.whole_cost, None, case.ended_step)
+    return window.loss_text(case.whole_cost, case.onset_step, case.ended_step, case.onset_ms)
+
+
 def _why(window: Window, case: Case) -> str:
     excess, cost = case.excess, case.cost
     reference = "its own steps before"
@@ -184,12 +188,11 @@ def _why(window: Window, case: Case) -> str:
         f". The job's step takes {ms_text(cost.step_now_ms)}{before}, about "
         f"{ms_text(cost.step_now_ms * (1 - cost.ratio / case.share))} without {without}"
     )
-    hours = rank_hours_per_day(window.world_size, case.whole_cost)
-    verb = "lost" if case.ended_step is not None else "lose"
+    verb = "lost" if case.ended_step is not None or window.has_ended else "lose"
     return (
         f"{text}: {window.world_size} ranks {verb} "
         f"{percent_text(cost.ratio)} of their throughput{_often_text(case)}, "
-        f"{hours_text(hours)} a day"
+        + _loss_text(window, case)
         + _share_text(case)
         + (f" ({case.cost_text})" if case.cost_text else "")
         + _slowdown_text(window)
