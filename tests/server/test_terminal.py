@@ -199,6 +199,8 @@ CASES = {
     "sql refused": ("no-such", "select 1", "--server", "{url}"),
     "export": ("quiet", "--tables", "events", "--out", "{folder}/exported", "--server", "{url}"),
     "export refused": ("no-such", "--out", "{folder}/none", "--server", "{url}"),
+    "backup": ("--data-dir", "{log}", "--out", "{folder}/copy"),
+    "restore": ("{log}", "--data-dir", "{folder}/data"),
     "import": ("{log}", "--server", "{url}"),
     "explain": ("{log}",),
     "explain of a name": ("{folder}",),

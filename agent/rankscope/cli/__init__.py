@@ -33,6 +33,8 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.alerts", "AlertsCommand"),
     ("rankscope.cli.advice", "AdviceCommand"),
     ("rankscope.cli.token", "TokenCommand"),
+    ("rankscope.cli.backup", "BackupCommand"),
+    ("rankscope.cli.restore", "RestoreCommand"),
     ("rankscope.cli.completion", "CompletionCommand"),
 )
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses

@@ -137,7 +137,8 @@ def loop_finding(window: Window, loop: CrashLoop, ledger: Ledger | None) -> Find
         what=f"{count} attempts in a row failed alike: {newest.what[0].lower()}{newest.what[1:]}",
         why=f"Attempts {first} {between} {last} ended so, after {loop.num_steps:,} steps at most, "
         f"and none got further since{took}"
-        + f"; each time another rank of {loop.host} failed first" * bool(loop.host),
+        + f"; each time another rank of {loop.host} failed first"
+        * bool(loop.host),
         next=f"Do not start it once more before this is mended: {newest.next}",
         command=newest.next_command,
         confidence=(0.9, f"it is the same {same} each time"),
