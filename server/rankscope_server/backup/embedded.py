@@ -95,7 +95,7 @@ def _path_of(url: sa.URL) -> Path:
 
 
 def _make(part: Path) -> None:
-    """Make an empty file that nobody else may read: it will hold hashes of tokens, and logs."""
+    """Make an empty file that its owner alone may read: it will hold logs and hashes of tokens."""
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
