@@ -352,6 +352,11 @@ LAUNCHES = (
         modes=("static", "c10d"),
     ),
     Fault(
+        "port-bound", "MASTER_PORT is bound by a program that does not listen on it",
+        broken.port_bound, _one("port.master.free", "node0", remedy=r"--master-port 29501"),
+        modes=(),
+    ),
+    Fault(
         "node-missing", "node 2 is not started", broken.not_started,
         _one("node.absent", "node2", remedy="rankscope preflight"), options="--wait 6",
         modes=("static", "c10d", "env"),

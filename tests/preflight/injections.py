@@ -366,6 +366,22 @@ def web_server(scene: Scene) -> None:
     _wait_for_listener(scene, 0)
 
 
+_BINDS = """
+import pathlib, socket, sys, time
+kept = socket.socket()
+kept.bind(("", int(sys.argv[1])))
+pathlib.Path(sys.argv[2]).touch()
+time.sleep(100000)
+"""
+
+
+def port_bound(scene: Scene) -> None:
+    """Let a program on node 0 bind MASTER_PORT, and not listen."""
+    is_bound = scene.lab.folder / "is_bound"
+    scene.lab.popen(0, [sys.executable, "-c", _BINDS, str(MASTER_PORT), str(is_bound)])
+    scene.lab.run(0, f"until [ -e {is_bound} ]; do sleep 0.1; done")
+
+
 def earlier_job(scene: Scene) -> None:
     """Let a job that nobody ended hold MASTER_PORT on node 0."""
     launch = ["torchrun", "--nnodes=1", "--nproc-per-node=1", "--master-addr=127.0.0.1"]

@@ -48,6 +48,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ports on which this node's agent answers: what a refused dial is compared with."""
 
     master: int = 0  # 0: could not be bound, `facts.ports.master_busy` says by whom it is held
+    master_error: str = ""  # why it could not be bound: "EADDRINUSE"
     mesh: int = 0  # where the control connection is; equals master wherever that was free
     ephemeral: tuple[int, ...] = ()  # spread evenly over the range of ephemeral ports
     shut: int = 0  # bound, and no process listens: what accepts there is not this node

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno as codes
 import functools
 import hashlib
 import os
@@ -172,7 +173,8 @@ class PreflightAgent:
         if not self._plan.is_mesh:
             return
         wanted, system = self._plan.who.master_port, self._plan.system
-        mesh = master = await self._bind_master(wanted)
+        master, master_error = await self._bind_master(wanted)
+        mesh = master
         if not master:
             mesh = await self._listener.bind(0)
         if wanted != MEETING_PORT:
@@ -180,7 +182,8 @@ class PreflightAgent:
                 await self._listener.bind(MEETING_PORT)
         low, high = ports.range_of(system) or _EPHEMERAL
         listening = Listening(
-            master=master, mesh=mesh, udp=await self._listener.bind_udp(),
+            master=master, master_error=master_error, mesh=mesh,
+            udp=await self._listener.bind_udp(),
             ephemeral=await self._listener.bind_spread(low, high, ports.reserved_of(system)),
             shut=self._listener.bind_shut(),
         )  # fmt: skip
@@ -189,17 +192,24 @@ class PreflightAgent:
         self._spawn(self._mesh.watch())
         self._spawn(self._pace.measure())
 
-    async def _bind_master(self, port: int) -> int:
-        """Listen on MASTER_PORT, once no other preflight does on this node; 0: it is taken."""
-        started = time.monotonic()
+    async def _bind_master(self, port: int) -> tuple[int, str]:
+        """Listen on MASTER_PORT, once no other preflight does on this node; 0 and why: it is taken.
+
+        What held it for a moment is no reason: it is tried twice.
+        """
+        started, num_tries = time.monotonic(), 0
         while True:
             try:
-                return await self._listener.bind(port)
-            except OSError:
+                return await self._listener.bind(port), ""
+            except OSError as error:
                 waited_s = time.monotonic() - started
                 other = await self._prober.other_preflight(port)
-                if not other or waited_s > self._plan.wait_s:
-                    return 0
+                num_tries += not other
+                if waited_s > self._plan.wait_s or num_tries > 1:
+                    return 0, codes.errorcode.get(error.errno or 0, "")
+            if not other:
+                await asyncio.sleep(TICK_S)
+                continue
             self._progress.stage("turn", f"{other} ({waited_s:.0f} s of {self._plan.wait_s:.0f})")
             await asyncio.sleep(TICK_S)
 

@@ -98,6 +98,16 @@ def _not_bound(run: Run, report: NodeReport) -> Iterator[CheckFinding]:
             unless="net.ipv4.ip_unprivileged_port_start is lower",
             confidence="likely",
         )
+    elif report.listening.master_error == "EADDRINUSE":
+        yield PortMasterFree.fail(
+            f"port {port} is bound by a program that does not listen on it",
+            at=(run.master,),
+            evidence={"port": port, "errno": "EADDRINUSE"},
+            lines=("bind: EADDRINUSE, twice; ss -ltn does not show such sockets",),
+            fix=(_take_port(run, _beside(port)),),
+            impact=_TAKEN[run.mode],
+            unless="the program that holds it has ended since",
+        )
     else:
         yield PortMasterFree.unknown(title, nodes=(run.master,))
 
@@ -122,7 +132,11 @@ def _master_free_fixes(run: Run, report: NodeReport, owner: PortOwner) -> Iterat
     left = [one.pid for one in ports.leftovers] if ports is not None else []
     if owner.pid and owner.pid in left:
         yield Fix(node=run.master, command=f"kill {owner.pid}")
-    yield _take_port(run, owner.port + 1 if owner.port < 65535 else owner.port - 1)
+    yield _take_port(run, _beside(owner.port))
+
+
+def _beside(port: int) -> int:
+    return port + 1 if port < 65535 else port - 1
 
 
 def _take_port(run: Run, port: int) -> Fix:
