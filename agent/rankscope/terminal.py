@@ -7,9 +7,11 @@ around. Everything that a command prints goes through `shown`, or through a `Saf
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -40,6 +42,8 @@ def shown_json(text: str) -> str:
 class SafeConsole(Console):
     """A console that sends its own styles and shows those that came in a text."""
 
+    outlives_reader = False  # a pipe that is closed ends the program, as it does others
+
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
@@ -47,9 +51,27 @@ class SafeConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(shown(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """End the program, or print nothing more where its exit code is the answer."""
+        if not self.outlives_reader:
+            super().on_broken_pipe()
+        self.quiet = True
+        drop(cast(TextIO, self.file))
+
     def print_json(self, json: str | None = None, **options: Any) -> None:
         """Print JSON; rich passes on what json.dumps leaves as it is."""
         super().print_json(None if json is None else shown_json(json), **options)
+
+
+def drop(stream: TextIO) -> None:
+    """Send what a stream still holds nowhere; else Python writes it at its end, and ends with 120.
+
+    For a stream that takes nothing any more: a pipe that is not read, a disk that is full.
+    """
+    with contextlib.suppress(OSError, ValueError):  # it has no descriptor, or is closed
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def _sign(match: re.Match[str]) -> str:

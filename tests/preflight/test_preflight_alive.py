@@ -22,6 +22,7 @@ pytestmark = pytest.mark.together("agents of preflight")
 COMMAND = [sys.executable, "-m", "rankscope"]
 # What this machine may really have is no matter of these tests: one check answers for all.
 ONE_CHECK = ("--only", "port.master.free")
+GOLDEN = Path(__file__).parent / "report" / "golden"
 LIMIT_S = 200  # of one call on a machine that does much else; an idle one needs some 2 s
 
 
@@ -106,6 +107,58 @@ def test_ctrl_c_prints_what_is_known_and_leaves_no_port(
     assert "Traceback" not in err
     with socket.socket() as probe:
         probe.bind(("", port))
+
+
+def test_ctrl_c_twice_ends_it(waiting: subprocess.Popen[str]) -> None:
+    assert waiting.stderr is not None
+    next(line for line in waiting.stderr if "waiting for" in line)
+    waiting.send_signal(signal.SIGINT)
+    time.sleep(0.05)  # as fast as a person
+    waiting.send_signal(signal.SIGINT)
+    _, err = waiting.communicate(timeout=LIMIT_S)
+    assert (waiting.returncode, "Traceback" in err) == (3, False), err
+
+
+def redirected(tmp_path: Path, port: int, code: int, redirect: str) -> tuple[int, str]:
+    """Run a preflight that ends with `code`, a stream changed by a shell; return code, stderr."""
+    words = ["--quick", "--master-port", str(port), *ONE_CHECK]
+    if code:
+        words = ["merge", str(GOLDEN / "red.json"), "-v"]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {redirect}', "bash", *COMMAND, "preflight", *words, "--json", "out"],
+        env=environ(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    stages = ("rankscope preflight: looking", "rankscope preflight: waiting")
+    said = [line for line in done.stderr.splitlines() if not line.startswith(stages)]
+    return done.returncode, "\n".join(said)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_reader_who_has_seen_enough_changes_no_exit_code(
+    code: int, tmp_path: Path, port: int
+) -> None:
+    ended = redirected(tmp_path, port, code, "| true; exit ${PIPESTATUS[0]}")
+    assert ended == (code, "")
+    assert json.loads((tmp_path / "out").read_bytes())["exit_code"] == code
+
+
+@pytest.mark.parametrize(("code", "ends_with"), [(0, 3), (2, 2)])
+def test_a_stdout_that_takes_nothing_is_no_pass(
+    code: int, ends_with: int, tmp_path: Path, port: int
+) -> None:
+    full = "rankscope preflight: the answer cannot be shown: No space left on device"
+    assert redirected(tmp_path, port, code, "> /dev/full") == (ends_with, full)
+    assert (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("code", [0, 2])
+@pytest.mark.parametrize("redirect", ["2>&-", ">&-"])
+def test_a_stream_that_is_closed_takes_nothing_and_breaks_nothing(
+    redirect: str, code: int, tmp_path: Path, port: int
+) -> None:
+    assert redirected(tmp_path, port, code, redirect) == (code, "")
+    assert (tmp_path / "out").exists()
 
 
 def test_a_limit_of_time_ends_it_with_what_is_known(tmp_path: Path, port: int) -> None:

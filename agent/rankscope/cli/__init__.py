@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, NoReturn, Protocol
 
-EXIT_USAGE, EXIT_INTERRUPTED = 64, 130
+EXIT_INCOMPLETE, EXIT_USAGE, EXIT_INTERRUPTED = 3, 64, 130
 
 _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.demo", "DemoCommand"),
@@ -71,13 +73,23 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed when we began, as by `2>&-`
+            setattr(sys, name, open(os.devnull, "w"))
         if isinstance(stream, io.TextIOWrapper):  # a terminal without a sign must not end us
             stream.reconfigure(errors="replace")
     words = list(sys.argv[1:] if argv is None else argv)
     from rankscope.cli import json_errors
 
-    return json_errors.run(words, lambda parsed: _run(words, parsed))
+    try:
+        return json_errors.run(words, lambda parsed: _run(words, parsed))
+    except KeyboardInterrupt:
+        if words[:1] != ["preflight"]:
+            raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a further one has nothing to end
+        sys.stderr.write("rankscope preflight: interrupted\n")
+        return EXIT_INCOMPLETE
 
 
 def _run(words: list[str], parsed: Callable[[argparse.Namespace], None]) -> int:

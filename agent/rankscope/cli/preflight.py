@@ -6,11 +6,12 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rankscope.cli import EXIT_USAGE
+from rankscope.cli import EXIT_INCOMPLETE, EXIT_USAGE
 from rankscope.cli.preflight_options import (
     add_options,
     check_names,
@@ -23,8 +24,6 @@ from rankscope.terminal import SafeConsole, shown
 if TYPE_CHECKING:
     from rankscope.preflight.checks.base import Run
     from rankscope.preflight.model import LaunchVerdict
-
-EXIT_INCOMPLETE = 3  # asked and not done
 
 
 class PreflightCommand:
@@ -112,17 +111,28 @@ def _preflight(arguments: argparse.Namespace) -> int:
         stop = start.Stop()
         plan = start.plan_of(request, system, who, transports_of(arguments, stop))
         ended = start.run(plan, Silent() if arguments.lines else progress, stop)
+    if ended.is_interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one leaves the answer as it is
     verdict, run = ended.outcome.verdict, ended.outcome.run
     if arguments.lines:
         return 0  # our report is sent; the one that started us evaluates it
     if arguments.emit:
-        sys.stdout.buffer.write(encode(run.reports[plan.who.me]) + b"\n")
-        sys.stdout.flush()
-        return 0
+        return _emit(encode(run.reports[plan.who.me]) + b"\n")
     stored = persist(plan, ended.outcome, os.environ)
     if stored.error:
         sys.stderr.write(f"rankscope preflight: {shown(str(stored.error))}\n")
     return _deliver(arguments, verdict, run, ended.is_interrupted, stored.url)
+
+
+def _emit(data: bytes) -> int:
+    from rankscope.preflight.report.deliver import write_out
+
+    try:
+        write_out(data)
+    except OSError as error:
+        sys.stderr.write(f"rankscope preflight: --emit: stdout: {error.strerror or error}\n")
+        return EXIT_INCOMPLETE
+    return 0
 
 
 def _deliver(

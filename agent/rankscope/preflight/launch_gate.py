@@ -22,7 +22,6 @@ from rankscope.preflight.runner import PART_LIMIT_S
 from rankscope.preflight.start import look_up, plan_of, run
 from rankscope.preflight.system import System
 from rankscope.preflight.verdict.engine import exit_code, open_questions
-from rankscope.terminal import SafeConsole
 
 RefuseOn = Literal["fail", "warn", "never"]
 # A launch must not dial the agent that node 0 is just ending: it would take it for a broken store.
@@ -57,7 +56,7 @@ def check(
     if stored.error:
         stream.write(f"rankscope preflight: {stored.error}\n")
     summary = summarise(outcome.verdict, outcome.run, fail_on, stored.url)
-    screen.show(summary, SafeConsole(file=stream, highlight=False, soft_wrap=True))
+    screen.show(summary, screen.console_of(stream))
     if ended.is_interrupted:
         return "the preflight was interrupted"
     reason = "" if refuse_on == "never" else _reason(summary, refuse_on)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from rankscope.preflight.report import junit, screen, stored
 from rankscope.preflight.report.nodes import bad_nodes, compress
 from rankscope.preflight.report.page import page
 from rankscope.preflight.report.summary import Summary
-from rankscope.terminal import SafeConsole
+from rankscope.terminal import drop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +44,12 @@ def deliver(summary: Summary, wanted: Wanted) -> list[str]:
         ("--html", wanted.html, lambda: page(summary).encode()),
         ("--exclude-list", wanted.exclude_list, lambda: f"{compress(nodes)}\n".encode()),
     ]
-    console = SafeConsole(file=wanted.screen_stream, highlight=False, soft_wrap=True)
-    with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough; the exit code counts
-        screen.show(summary, console, wanted.is_verbose)
     errors = []
+    try:
+        screen.show(summary, screen.console_of(wanted.screen_stream), wanted.is_verbose)
+    except OSError as error:
+        drop(wanted.screen_stream)
+        errors.append(f"the answer cannot be shown: {error.strerror or error}")
     for option, place, encode in documents:
         if not place:
             continue
@@ -59,12 +60,22 @@ def deliver(summary: Summary, wanted: Wanted) -> list[str]:
     return errors
 
 
+def write_out(data: bytes) -> None:
+    """Write to stdout; that a reader has gone is no error. Raises OSError."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop(sys.stdout)
+    except OSError:
+        drop(sys.stdout)
+        raise
+
+
 def _write(place: str, data: bytes) -> None:
     """Write the whole file or nothing: a reader never sees a half of it."""
     if place == "-":
-        with contextlib.suppress(BrokenPipeError):
-            sys.stdout.buffer.write(data)
-            sys.stdout.flush()
+        write_out(data)
         return
     path = Path(place)
     if path.exists() and not path.is_file():  # /dev/stdout, a named pipe

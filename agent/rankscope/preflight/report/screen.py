@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -44,6 +45,13 @@ class _Page:
     def id(self, finding: CheckFinding) -> str:
         text = cut(clean(finding.id), self.id_columns)
         return text + " " * (self.id_columns - cell_len(text) + 2)
+
+
+def console_of(stream: TextIO) -> SafeConsole:
+    """Return a console on `stream`; `| head` may see enough: the exit code is the answer."""
+    console = SafeConsole(file=stream, highlight=False, soft_wrap=True)
+    console.outlives_reader = True
+    return console
 
 
 def show(summary: Summary, console: SafeConsole, verbose: bool = False) -> None:
