@@ -1,9 +1,9 @@
 """The journal: what is sparse, appended to files of frames that survive the death of the writer.
 
 A frame is length (u32), crc32 (u32), kind (u8) and a body; one `write` with O_APPEND each, so
-threads and forks never interleave and a torn tail is cut at the first bad checksum. A body of
-kind RECORD is a record of the wire, ready to send; one of kind OUTPUT is text that Python code
-wrote to a stream, which the collector makes lines of. The journal is a row of segments
+threads and forks never interleave; what is damaged is skipped up to the next frame. A body of kind
+RECORD is a record of the wire, ready to send; one of kind OUTPUT is text that Python code wrote to
+a stream, which the collector makes lines of. The journal is a row of segments
 `journal.0`, `journal.1`, ...: the collector deletes what it has sent, and a writer that finds
 MAX_SEGMENTS left writes nothing but errors until there is room again.
 """
@@ -11,12 +11,13 @@ MAX_SEGMENTS left writes nothing but errors until there is room again.
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from rankscope.files.append_file import AppendFile
 
@@ -30,6 +31,11 @@ MAX_BODY_BYTES = 1 << 20
 SEGMENT_BYTES = 8 << 20
 MAX_SEGMENTS = 4
 _RETRY_SECONDS = 1.0
+_BLOCK_BYTES = 1 << 20
+_MOST_CHECKED_BYTES = 32 << 20  # of what looks like frames behind a damaged one
+_LEAST_CHECKED_BYTES = 200  # what a short one costs beside its checksum
+# Where a frame may begin: its length is of 1 to MAX_BODY_BYTES, its kind one of the four.
+_HEAD = re.compile(rb"(?s)(?!\0\0\0\0)(?=(..[\0-\x10]\0)....[\1-\4])")
 
 
 class JournalWriter:
@@ -125,18 +131,51 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read_frames(path: Path, offset: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (kind, body, offset behind the frame) from `offset` up to the first torn frame."""
+    """Yield (kind, body, offset behind the frame) from `offset` on; what is damaged is skipped.
+
+    It ends where no whole frame follows: what is there may be one in the making.
+    """
     with path.open("rb") as file:
-        file.seek(offset)
         while True:
-            head = file.read(FRAME.size)
-            if len(head) < FRAME.size:
-                return
-            length, checksum, kind = FRAME.unpack(head)
-            if length > MAX_BODY_BYTES:
-                return
-            body = file.read(length)
-            if len(body) < length or zlib.crc32(body) != checksum:
-                return
-            offset += FRAME.size + length
+            frame = _frame_at(file, offset)
+            if frame is None:
+                following = _next_frame(file, offset + 1)
+                if following is None:
+                    return
+                offset, frame = following
+            kind, body = frame
+            offset += FRAME.size + len(body)
             yield kind, body, offset
+
+
+def _frame_at(file: BinaryIO, offset: int) -> tuple[int, bytes] | None:
+    """Return kind and body of the frame that begins there, None where none is whole."""
+    file.seek(offset)
+    head = file.read(FRAME.size)
+    if len(head) < FRAME.size:
+        return None
+    length, checksum, kind = FRAME.unpack(head)
+    if length > MAX_BODY_BYTES or not kind:  # zeros are what a file system lost
+        return None
+    body = file.read(length)
+    return (kind, body) if len(body) == length and zlib.crc32(body) == checksum else None
+
+
+def _next_frame(file: BinaryIO, offset: int) -> tuple[int, tuple[int, bytes]] | None:
+    """Return the first whole frame from `offset` on and where it begins.
+
+    None where none is found with a bounded effort: noise may look like frames in any number.
+    """
+    budget = _MOST_CHECKED_BYTES
+    while True:
+        file.seek(offset)
+        block = file.read(_BLOCK_BYTES + FRAME.size)
+        for match in _HEAD.finditer(block):
+            if frame := _frame_at(file, offset + match.start()):
+                return offset + match.start(), frame
+            budget -= _LEAST_CHECKED_BYTES + int.from_bytes(match[1], "little")
+            if budget < 0:
+                return None
+        if len(block) < _BLOCK_BYTES + FRAME.size:
+            return None
+        offset += _BLOCK_BYTES

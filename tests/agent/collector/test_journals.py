@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,75 @@ def test_a_record_whose_bytes_changed_on_the_disk_is_not_passed_on(tmp_path: Pat
     journal.JournalWriter(tmp_path).append(journal.RECORD, line("next segment"))
     reading = Reading(tmp_path)
     wait_for(reading.read)
-    assert reading.texts == ["whole", "next segment"]
+    assert reading.texts == ["whole", "behind it", "next segment"]
     assert reading.losses == [("torn frame", 1)]
+
+
+DAMAGE = {
+    "a length that is none": b"\xff" * 9,
+    "a frame that is longer than what follows": b"\x50\0\0\0garbage",
+    "zeros": bytes(3 << 20),
+    "text": b"a line of another program\n" * 50_000,
+    "what looks like frames": b"\xff\xff\x0f\0abcd\1" * 20,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_what_is_damaged_is_skipped_and_counted_once(tmp_path: Path, damage: bytes) -> None:
+    writer = journal.JournalWriter(tmp_path)
+    writer.append(journal.RECORD, line("before"))
+    reading = Reading(tmp_path)
+    assert reading.read()
+    with (tmp_path / "journal.0").open("ab") as file:
+        file.write(damage)
+    assert reading.read()
+    assert reading.losses == []  # it may be a frame in the making
+    writer.append(journal.GROUP, journal.INDEXED.pack(4) + b"tp")
+    writer.append(journal.RECORD, line("behind"))
+    wait_for(reading.read)  # megabytes take several turns
+    assert reading.texts == ["before", "behind"]
+    assert reading.losses == [("torn frame", 1)]
+    again = Reading(tmp_path, reading.offsets())
+    assert again.follower.names.groups == {4: "tp"}
+    assert again.read()
+    assert (again.texts, again.losses) == ([], [])
+
+
+def test_noise_that_looks_like_frames_without_end_costs_no_more_than_its_segment(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "journal.0").write_bytes(DAMAGE["what looks like frames"] * 50_000)
+    (tmp_path / "journal.1").write_bytes(b"")
+    journal.JournalWriter(tmp_path).append(journal.RECORD, line("next segment"))
+    reading = Reading(tmp_path)
+    wait_for(lambda: reading.read() and reading.texts, 10.0)
+    assert reading.losses == [("torn frame", 1)]
+
+
+def test_a_segment_that_was_cut_short_is_read_from_its_start(tmp_path: Path) -> None:
+    writer = journal.JournalWriter(tmp_path)
+    writer.append(journal.RECORD, line("before"))
+    reading = Reading(tmp_path)
+    assert reading.read()
+    os.truncate(tmp_path / "journal.0", 0)
+    assert reading.read()
+    writer.append(journal.RECORD, line("since then"))
+    assert reading.read()
+    assert reading.texts == ["before", "since then"]
+    assert reading.losses == [("segment cut short", 1)]
+
+
+def test_what_is_torn_where_the_writer_is_gone_is_counted(tmp_path: Path) -> None:
+    writer = journal.JournalWriter(tmp_path)
+    writer.append(journal.RECORD, line("whole"))
+    path = tmp_path / "journal.0"
+    path.write_bytes(path.read_bytes() * 2)
+    os.truncate(path, path.stat().st_size - 3)
+    reading = Reading(tmp_path)
+    assert reading.read()
+    for _ in range(2):
+        reading.follower.end()
+    assert (reading.texts, reading.losses) == (["whole"], [("torn frame", 1)])
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x81\xa4kind", b"no msgpack", b"\x80"])

@@ -6,6 +6,7 @@ segment that defined them is deleted, so that a restarted collector still knows 
 
 from __future__ import annotations
 
+import logging
 import time
 import zlib
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class _Peek(msgspec.Struct):
 
 
 _peek = msgspec.msgpack.Decoder(_Peek).decode
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -81,6 +83,7 @@ class JournalFollower:
         self._directory = directory
         self._segment = offsets.segment
         self._offset = offsets.offset
+        self._searched = (-1, 0)  # segment, and its size when no whole frame was behind `_offset`
         self._committed_segment = 0  # nothing is deleted before the first commit of this life
         self._on_loss = on_loss
         self._on_output = on_output
@@ -98,6 +101,12 @@ class JournalFollower:
             if not self._advance():
                 return self._newer_since is None
         return False
+
+    def end(self) -> None:
+        """Count what is left, which is no whole frame: everything was read, no writer is there."""
+        path = self._path()
+        if path.exists():
+            self._skip_to(path.stat().st_size)
 
     def close(self) -> None:
         """Forget the names, and the listener to losses."""
@@ -135,20 +144,36 @@ class JournalFollower:
         return 1
 
     def _read_segment(self, forward: Callable[[bytes], None], budget: int) -> tuple[int, bool]:
-        path = self._directory / f"journal.{self._segment}"
+        path = self._path()
         try:
-            if path.stat().st_size <= self._offset:
+            size = path.stat().st_size
+            if size < self._offset:  # the writer appends: what it wrote since begins the file
+                self._on_loss("segment cut short", 1)
+                self._offset = 0
+            if size <= self._offset or (self._segment, size) == self._searched:
                 return 0, False
-            frames = journal.read_frames(path, self._offset)
             start = self._offset
+            frames = journal.read_frames(path, start)
             for count, (kind, body, behind) in enumerate(frames, 1):
+                self._skip_to(behind - len(body) - journal.FRAME.size)
                 self._take(kind, body, forward)
                 self._offset = behind
                 if behind - start > budget or count >= MAX_FRAMES:
                     return behind - start, True
         except FileNotFoundError:
             return 0, False
+        self._searched = (self._segment, size)
         return self._offset - start, False
+
+    def _skip_to(self, offset: int) -> None:
+        """Leave out what is damaged up to there, if anything is, and count it."""
+        if offset > self._offset:
+            logger.warning("%s: damaged from byte %d to %d", self._path(), self._offset, offset)
+            self._on_loss("torn frame", 1)
+            self._offset = offset
+
+    def _path(self) -> Path:
+        return self._directory / f"journal.{self._segment}"
 
     def _take(self, kind: int, body: bytes, forward: Callable[[bytes], None]) -> None:
         if kind == journal.OUTPUT:
@@ -177,9 +202,7 @@ class JournalFollower:
         if now - self._newer_since < LAST_FRAME_SECONDS:
             return False
         self._newer_since = None
-        path = self._directory / f"journal.{self._segment}"
-        if path.exists() and path.stat().st_size > self._offset:
-            self._on_loss("torn frame", 1)
+        self.end()
         self._segment, self._offset = newer[0], 0
         return True
 

@@ -49,7 +49,11 @@ class Launchers:
                     self._offsets.get(key, RankOffsets()),
                     lambda reason, count: self._ledger.add("launcher journal", reason, count),
                 )
-            caught_up &= self._journals[key].read(forward)
+            is_gone = not self._lives(key)  # before it is read: a last frame may just come
+            has_all = self._journals[key].read(forward)
+            if is_gone and has_all:
+                self._journals[key].end()
+            caught_up &= has_all
         return caught_up
 
     def journals(self) -> Mapping[str, JournalFollower]:

@@ -85,6 +85,8 @@ class FollowedRank:
         self._open_rings()
         self.output.begin(forward)
         caught_up = self.journal.read(forward)
+        if gone and caught_up:
+            self.journal.end()
         self._read_flight(forward, gone=gone)  # behind the names of groups
         more = not caught_up
         more |= self.output.turn(forward, gone=gone)
