@@ -188,7 +188,9 @@ class Collector:
 
     def is_drained(self) -> bool:
         """Return whether everything is read, and acknowledged where there is a server."""
-        return not self._more and self._outbox.is_empty() and self.commands.is_idle()
+        # first the spool: what the upload finds out is in these queues before a batch is done
+        is_empty = self._outbox.is_empty() and self.refused.empty() and self.found.empty()
+        return is_empty and not self._more and self.commands.is_idle()
 
     def has_finished_all(self) -> bool:
         """Return whether every rank directory is read to its end, and marked so."""

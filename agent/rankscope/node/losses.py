@@ -36,6 +36,10 @@ class Ledger:
         """Send every total once more: a batch that named some of them was dropped itself."""
         self._changed.update(self._totals)
 
+    def has_news(self) -> bool:
+        """Return whether a total changed since the last call of `take_records`."""
+        return bool(self._changed)
+
     def take_records(self) -> list[schema.Loss]:
         """Return the totals that changed since the last call."""
         now = self._wall_ns()

@@ -285,3 +285,15 @@ def test_ledger_sends_totals_when_they_change() -> None:
     ledger.say_all_again()
     assert len(ledger.take_records()) == 1
     assert [loss.count for loss in Ledger(ledger.totals()).totals()] == [3]
+
+
+def test_a_loss_that_no_batch_holds_yet_is_still_to_be_sent(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.commit()
+    box.drain()
+    assert box.outbox.is_empty()
+    box.ledger.add("upload", "HTTP 413", 3)
+    assert not box.outbox.is_empty()
+    box.outbox.commit({}, [], [])
+    assert [len(batch.records) for batch in box.drain()] == [1]
+    assert box.outbox.is_empty()

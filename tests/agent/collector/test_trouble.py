@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from rankscope.files import ring
+from rankscope.files.journal import RECORD, JournalWriter
+from rankscope.node.ranks.launchers import FINISHED, own_directory
+from rankscope.node.ranks.leftovers import DELIVERED
 from rankscope.wire import schema
 from tests import capabilities
 from tests.agent.collector import processes
@@ -22,6 +25,10 @@ from tests.agent.collector.processes import ensure, is_alive, start_rank, stop, 
 from tests.agent.collector.receiver import Receiver
 from tests.agent.collector.spooled import spooled
 from tests.ports import free_port
+
+LAST_LINE = schema.LogLine(
+    attempt=0, rank=schema.NODE_RANK, time_ns=1, level=20, message="of the launcher, at its end"
+)
 
 
 def test_server_away_then_there_everything_is_complete(run: Path) -> None:
@@ -68,6 +75,27 @@ def test_a_refused_batch_is_counted_and_the_next_goes_on(run: Path, receiver: Re
     wait_for(lambda: receiver.records(schema.LogLine))
     assert [line.message for line in receiver.records(schema.LogLine)] == ["kept"]
     assert "refused for good" in (run / "node" / "collector.log").read_text()
+
+
+def test_the_loss_of_the_very_last_batch_is_sent_before_the_collector_ends(
+    run: Path, receiver: Receiver
+) -> None:
+    launcher = own_directory(run)
+    launcher.mkdir(parents=True)
+    assert ensure(run, server=receiver.url)
+    rank = start_rank(run, 0, 100, 500)
+    assert rank.wait(30) == 0
+    stop(rank)
+    wait_for(lambda: receiver.records(schema.RankEnded))
+    receiver.answer, before = (413, "<html>too large</html>"), receiver.num_posts
+    (launcher / FINISHED).touch()
+    JournalWriter(launcher).append(RECORD, schema.encode(LAST_LINE))
+    wait_for(lambda: receiver.num_posts > before)
+    receiver.answer = None
+    pid = processes.collector_pid(run)
+    wait_for(lambda: not is_alive(pid))
+    assert ("upload", "HTTP 413") in receiver.losses()
+    assert (run / DELIVERED).exists()
 
 
 def test_the_spool_is_bounded_and_says_what_went(run: Path) -> None:

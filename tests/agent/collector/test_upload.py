@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -180,7 +185,7 @@ def test_an_error_of_ours_does_not_end_the_upload(
         spool.offer(SpoolEntry(sequence, 1, 1, None, batch(sequence)))
         wait_for(lambda: spool.waiting()[0] == 0)
     assert sorted(receiver.batches) == [("p", 1), ("p", 2)]
-    (said,) = [record for record in caplog.records if "takes no batches" in record.message]
+    (said,) = [record for record in caplog.records if "batches wait" in record.message]
     assert "LookupError: a fault of ours" in said.message
     assert said.exc_info is not None
 
@@ -228,6 +233,94 @@ def test_a_spool_file_that_is_damaged_is_counted(tmp_path: Path, receiver: Recei
     wait_for(lambda: receiver.batches)
     assert refused == [(7, "spool file unreadable: not a spool file")]
     wait_for(lambda: not path.exists())
+
+
+@pytest.fixture
+def no_descriptors() -> Iterator[Callable[[], None]]:
+    """Take all descriptors of this process; the call gives them back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+
+    def give_back() -> None:
+        while taken:
+            os.close(taken.pop())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard)
+    )
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    yield give_back
+    give_back()
+
+
+def test_a_batch_waits_while_its_file_cannot_be_opened(
+    tmp_path: Path, receiver: Receiver, request: pytest.FixtureRequest
+) -> None:
+    spool = Spool(tmp_path, 1 << 20)
+    entry = spool.write(SpoolHeader("p", 1, 3, Offsets("p", 1)), batch(1))
+    spool.offer(entry)
+    assert entry.path is not None
+    refused: list[tuple[int, str]] = []
+    waits = threading.Event()
+
+    def jitter() -> float:
+        waits.set()
+        return 0.0
+
+    uploader = Uploader(Server(receiver.url, ""), spool, lambda *what: refused.append(what), jitter)
+    give_back = request.getfixturevalue("no_descriptors")
+    uploader.start()
+    has_waited = waits.wait(30)
+    is_there = entry.path.exists()
+    give_back()
+    assert (has_waited, is_there, refused) == (True, True, [])
+    wait_for(lambda: spool.waiting()[0] == 0)
+    assert list(receiver.batches) == [("p", 1)]
+
+
+def test_a_file_that_cannot_be_read_at_the_start_is_no_damage(tmp_path: Path) -> None:
+    entry = Spool(tmp_path, 1 << 20).write(SpoolHeader("p", 1, 3, Offsets("p", 1)), batch(1))
+    assert entry.path is not None
+    entry.path.rename(tmp_path / "kept")
+    (tmp_path / entry.path.name).mkdir()  # it can be seen, and not be read
+    spool = Spool(tmp_path, 1 << 20)
+    assert (spool.waiting()[0], spool.num_damaged) == (1, 0)
+    (tmp_path / entry.path.name).rmdir()
+    (tmp_path / "kept").rename(entry.path)
+    found = spool.take(0.0)
+    assert found is not None
+    assert found.body() == batch(1)
+
+
+def test_a_batch_is_done_when_all_that_was_refused_of_it_is_counted(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    spool = Spool(tmp_path, 1 << 20)
+    spool.offer(SpoolEntry(1, 5, 1, None, batch(1)))
+    parts = [{"index": 0, "kind": "steps", "field": "step"}]
+    receiver.answer = (200, json.dumps({"accepted_records": 3, "refused": parts}))
+    waiting: list[int] = []
+    uploader = Uploader(
+        Server(receiver.url, ""), spool, lambda *what: waiting.append(spool.waiting()[0])
+    )
+    uploader.start()
+    wait_for(lambda: spool.waiting()[0] == 0)
+    assert waiting == [1]
+
+
+def test_of_a_refusal_by_a_proxy_only_the_status_is_counted(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    spool = Spool(tmp_path, 1 << 20)
+    spool.offer(SpoolEntry(1, 5, 1, None, batch(1)))
+    refused: list[tuple[int, str]] = []
+    receiver.answer = (413, "<html>too large, request id 5f2a</html>")
+    Uploader(Server(receiver.url, ""), spool, lambda *what: refused.append(what)).start()
+    wait_for(lambda: spool.waiting()[0] == 0)
+    assert refused == [(5, "HTTP 413")]
 
 
 @given(st.data())

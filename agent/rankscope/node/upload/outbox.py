@@ -169,7 +169,8 @@ class SpoolingOutbox:
 
     def is_empty(self) -> bool:
         """Return whether nothing waits, neither here nor for the server."""
-        return not self._records and not self._chunks and self._spool.waiting()[0] == 0
+        has_some = self._records or self._chunks or self._ledger.has_news()
+        return not has_some and self._spool.waiting()[0] == 0
 
     def num_waiting(self) -> int:
         """Return how many batches wait for the server."""

@@ -67,10 +67,14 @@ class ServerAnswer:
             return self.text[:200]
 
     @property
+    def is_error(self) -> bool:
+        """It is an error of the server, not of a proxy."""
+        return isinstance(self.fields.get("error"), dict)
+
+    @property
     def is_refusal(self) -> bool:
         """The server will never take this batch."""
-        is_error = isinstance(self.fields.get("error"), dict)  # of the server, not of a proxy
-        return self.status == _TOO_LARGE or (self.status in _WRONG_BATCH and is_error)
+        return self.status == _TOO_LARGE or (self.status in _WRONG_BATCH and self.is_error)
 
 
 class Server:

@@ -177,9 +177,14 @@ class Spool:
                 with path.open("rb") as file:
                     header = _read_header(file.read(len(MAGIC) + _LENGTH.size), file.read)
                 size = path.stat().st_size
-            except (OSError, ValueError):
+            except (ValueError, RecursionError):
                 self.num_damaged += 1
                 path.unlink(missing_ok=True)
+                continue
+            except OSError:  # the disk does not answer now: the upload waits for the file
+                sequence = path.name.removesuffix(SUFFIX)
+                if sequence.isdecimal():
+                    self._append(SpoolEntry(int(sequence), 1, 0, path))
                 continue
             self._append(SpoolEntry(header.sequence, header.num_items, size, path))
             if self.recovered is None or header.offsets.sequence > self.recovered.sequence:

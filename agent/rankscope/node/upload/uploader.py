@@ -22,6 +22,7 @@ from rankscope.wire import schema
 _FIRST_BACKOFF_SECONDS, _LAST_BACKOFF_SECONDS = 0.2, 5.0
 _MAX_RETRY_AFTER_SECONDS = 30.0
 _SAY_EVERY_SECONDS = 60.0
+_UNREADABLE_SECONDS = 600.0  # so long a file of the spool may be in the way of those behind it
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Uploader(threading.Thread):
         self._failures = 0
         self._failing_since = 0.0
         self._said_at = -_SAY_EVERY_SECONDS
+        self._unread: tuple[SpoolEntry, float] | None = None  # and since when, monotonic
 
     def hurry(self) -> None:
         """The collector ends soon: no more long waits."""
@@ -64,7 +66,7 @@ class Uploader(threading.Thread):
             try:
                 self._turn()
             except Exception as error:  # noqa: BLE001 - the guard of this thread
-                self._wait_after(ServerAnswer(0, f"{type(error).__name__}: {error}"), error)
+                self._wait(f"{type(error).__name__}: {error}", error=error)
 
     def _turn(self) -> None:
         traces = self._traces
@@ -99,34 +101,47 @@ class Uploader(threading.Thread):
         except FileNotFoundError:
             self._spool.done(entry)
             return
-        except (OSError, ValueError) as error:
+        except OSError as error:  # no descriptor is free, or the disk does not answer
+            self._wait_for_file(entry, error)
+            return
+        except (ValueError, RecursionError) as error:
             self._refused(entry, f"spool file unreadable: {error}")
             return
         answer = self._server.post(body)
         if answer.status == 200 and answer.is_ours:
             self._accepted(entry, answer)
         elif answer.is_refusal:
-            self._refused(entry, f"HTTP {answer.status}: {answer.reason}")
+            why = f": {answer.reason}" if answer.is_error else ""  # a proxy's text may be a new one
+            self._refused(entry, f"HTTP {answer.status}{why}")
         else:
-            self._wait_after(answer)
+            status = f"HTTP {answer.status}: " if answer.status else ""
+            self._wait(f"{status}{answer.reason}", answer.retry_after_seconds)
+
+    def _wait_for_file(self, entry: SpoolEntry, error: OSError) -> None:
+        if self._unread is None or self._unread[0] is not entry:
+            self._unread = (entry, time.monotonic())
+        if time.monotonic() - self._unread[1] > _UNREADABLE_SECONDS:
+            self._refused(entry, f"spool file unreadable: {error.strerror}")
+        else:
+            self._wait(f"{entry.path}: {error.strerror}")
 
     def _accepted(self, entry: SpoolEntry, answer: ServerAnswer) -> None:
-        self._spool.done(entry)
-        if self._failures:
-            logger.warning(
-                "the server takes batches again after %.1f s",
-                time.monotonic() - self._failing_since,
-            )
-        self._failures = 0
-        commands = answer.commands()
-        if commands:
-            self._on_commands(commands)
         if answer.fields.get("refused"):
             logger.warning(
                 "the server refused parts of batch %d: %.2000s", entry.sequence, answer.text
             )
             for part in _refused_parts(answer):
                 self._on_refused(1, part)
+        self._spool.done(entry)
+        if self._failures:
+            logger.warning(
+                "batches are sent again after %.1f s",
+                time.monotonic() - self._failing_since,
+            )
+        self._failures = 0
+        commands = answer.commands()
+        if commands:
+            self._on_commands(commands)
 
     def _refused(self, entry: SpoolEntry, reason: str) -> None:
         logger.error(
@@ -136,19 +151,16 @@ class Uploader(threading.Thread):
         self._on_refused(entry.num_items, reason)
         self._spool.done(entry)
 
-    def _wait_after(self, answer: ServerAnswer, error: Exception | None = None) -> None:
+    def _wait(
+        self, reason: str, asked_seconds: float = 0.0, *, error: Exception | None = None
+    ) -> None:
         now = time.monotonic()
         if not self._failures:
             self._failing_since = now
         self._failures += 1
         if now - self._said_at > _SAY_EVERY_SECONDS:
             self._said_at = now
-            reason = answer.reason
-            if answer.status:
-                reason = f"HTTP {answer.status}: {reason}"
-            logger.warning(
-                "the server takes no batches (%s); they wait in the spool", reason, exc_info=error
-            )
+            logger.warning("batches wait in the spool (%s)", reason, exc_info=error)
         backoff = min(
             _FIRST_BACKOFF_SECONDS * 2 ** min(self._failures - 1, 10), _LAST_BACKOFF_SECONDS
         )
@@ -156,8 +168,7 @@ class Uploader(threading.Thread):
         if self._ending.is_set():
             time.sleep(min(backoff, 2 * _FIRST_BACKOFF_SECONDS))
         else:
-            asked = min(answer.retry_after_seconds, _MAX_RETRY_AFTER_SECONDS)
-            self._ending.wait(max(backoff, asked))
+            self._ending.wait(max(backoff, min(asked_seconds, _MAX_RETRY_AFTER_SECONDS)))
 
 
 def _refused_parts(answer: ServerAnswer) -> list[str]:
