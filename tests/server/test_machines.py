@@ -57,6 +57,8 @@ def test_a_counter_is_told_as_its_rate_over_chunks_in_any_order(sender: Sender) 
         ("host", "cpu_user_us_total", [0, 250_000], "ratio", 0.25),
         ("gpu", "energy_mj_total", [0, 400_000], "W", 400),
         ("nic", "sent_bytes_total", [100, 1100], "bytes/s", 1000),
+        ("nic", "link_mbps", [-1, 100_000], "bit/s", 1e11),
+        ("gpu", "sm_clock_mhz", [-1, 1_980], "Hz", 1.98e9),
     ],
 )
 def test_units_of_rates(
@@ -108,6 +110,20 @@ def test_rows_of_several_things_are_kept_apart_and_named(sender: Sender) -> None
         ("GPU 0, link 3", 0, [1, 1]),
         ("GPU 1, link 3", 1, [0, 1]),
     ]
+
+
+def test_a_machine_at_its_limits_is_the_first_thing_said(sender: Sender) -> None:
+    seconds = list(range(20))
+    micros = 10**6 * np.array(seconds)
+    send_samples(sender, "host", seconds, cpu_idle_us_total=micros * 0.5)
+    assert "limit" not in sender.get("/machines")["text"]
+    later = [one + 600 for one in seconds]
+    send_samples(sender, "host", later, cpu_idle_us_total=micros * 0.01)
+    send_samples(sender, "pressure", later, cpu_some_us_total=micros * 0.8, io_full_us_total=0)
+    assert sender.get("/machines")["text"] == (
+        "node-a: its processors are 99 % busy, tasks wait for a processor 80 % of the time, in the "
+        "newest 5 minutes. 1 machine: none reported a hardware error or a kill for memory."
+    )
 
 
 def test_every_kind_is_stored_and_listed(sender: Sender) -> None:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from rankscope.wire.chunk import decode_chunks
 from rankscope.wire.nvidia_codes import THROTTLE_SLOWDOWNS, throttle_words
 from rankscope_server.answers import capped, json_object, of_row, to_ms
+from rankscope_server.api.machines.saturation import saturation_text
 from rankscope_server.api.machines.schema import (
     Machine,
     MachineEvent,
@@ -63,8 +64,9 @@ def machines(connection: sa.Connection, run: sa.Row[Any]) -> Machines:
         )
         for host in sorted(hosts)
     ]  # fmt: skip
+    newest_ns = max((span.time_hi_ns for one in spans.values() for span in one), default=0)
     return Machines(
-        text=_text(rows, events),
+        text=_text(rows, events, saturation_text(connection, run.run_id, newest_ns)),
         machines=rows,
         events=events,
         capped=capped(len(events), total),
@@ -203,7 +205,7 @@ def _slowdowns(connection: sa.Connection, run_id: str, host: str) -> dict[int, d
     return found
 
 
-def _text(rows: list[Machine], events: list[MachineEvent]) -> str:
+def _text(rows: list[Machine], events: list[MachineEvent], saturation: str) -> str:
     if not rows:
         return "No machine has sent samples yet."
     failing = [
@@ -217,4 +219,6 @@ def _text(rows: list[Machine], events: list[MachineEvent]) -> str:
         more = f", and {plural(len(events) - 1, 'other event')}" if len(events) > 1 else ""
         return f"{worst.host or 'A machine'}: {worst.text}{more}."
     text = f"{plural(len(rows), 'machine')}: none reported a hardware error or a kill for memory."
+    if saturation:
+        text = f"{saturation}. {text}"
     return f"{text} Not sampled: {', '.join(failing[:3])}." if failing else text

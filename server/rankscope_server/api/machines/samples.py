@@ -29,13 +29,14 @@ _UNITS = {
     "_ratio": "ratio",
     "_bytes": "bytes",
     "_bytes_per_second": "bytes/s",
-    "_mhz": "MHz",
-    "_mbps": "Mbit/s",
-    "_gbps": "Gbit/s",
+    "_mhz": "Hz",
+    "_mbps": "bit/s",
+    "_gbps": "bit/s",
     "_watts": "W",
     "_celsius": "\N{DEGREE SIGN}C",
     "_cores": "cores",
 }
+_SIZES = {"_mhz": 1e6, "_mbps": 1e6, "_gbps": 1e9}  # of what is not sent in the unit itself
 # what a counter's name ends with: the unit of its rate, and the factor to it
 _RATES = {
     "_us_total": ("ratio", 1e-6),
@@ -150,7 +151,8 @@ def _series(kind: str, key: Key, name: str, columns: dict[str, Array], width: in
     gap_after = missed(times, columns["interval_ns"])
     unit, factor = _unit(name)
     if is_counter(name):
-        values = rates(times, values, gap_after) * factor
+        values = rates(times, values, gap_after)
+    values = values * factor
     slices = min(max(width, 1), 4_096)
     places = np.arange(len(times))
     if len(times) > slices:
@@ -190,7 +192,8 @@ def _unit(name: str) -> tuple[str, float]:
     for ending, (unit, factor) in _RATES.items():
         if name.endswith(ending):
             return unit, factor
-    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), ""), 1.0
+    ending = next((ending for ending in _UNITS if name.endswith(ending)), "")
+    return _UNITS.get(ending, ""), _SIZES.get(ending, 1.0)
 
 
 def _label(numbers: dict[str, int | str]) -> str:
