@@ -213,6 +213,7 @@ def test_what_is_planted_is_named_with_its_numbers(client: TestClient) -> None:
     assert (hungry["label"], hungry["why"], hungry["stands_apart"]) == ("rank 5", "worst", True)
     assert hungry["value"] == pytest.approx(6 * GIB, rel=0.01)
     assert (spike["rank"], spike["stands_apart"]) == (SPIKE, False)
+    assert spike["value"] == pytest.approx(30 * GIB, rel=1e-5), "by that slice it is furthest"
     assert memory["high"][30] == pytest.approx(30 * GIB, rel=1e-5), "one sample of one rank shows"
     assert memory["high"][29] == pytest.approx(6 * GIB, rel=0.01)
     assert min(v for v in memory["low"] if v is not None) > 3 * GIB, (
@@ -259,6 +260,20 @@ def test_the_table_is_there_as_csv(client: TestClient) -> None:
     rows = {row["key"]: row for row in csv.DictReader(io.StringIO(reply.text))}
     assert rows["rank_memory"]["num"] == "15"
     assert rows["rank_memory"]["worst"].startswith("rank 5, rank 9")
+
+
+def test_only_what_was_compared_is_called_no_outlier(client: TestClient) -> None:
+    sender = Sender(client, "alike", "p-alike")
+    start = schema.RunStarted(attempt=0, rank=-1, time_ns=NOW, name="alike", world_size=4)
+    losses = [
+        schema.Metrics(
+            attempt=0, rank=rank, time_ns=NOW + step * S, step=step, values={"loss": 2.0}
+        )
+        for rank in range(4) for step in range(1, 20)
+    ]  # fmt: skip
+    sender.send(start, *losses)
+    answer = ask(client, "alike")
+    assert answer["text"] == "No rank is an outlier among its peers in the time shown"
 
 
 def test_nothing_sent_says_so(client: TestClient) -> None:

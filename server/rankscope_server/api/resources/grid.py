@@ -108,6 +108,7 @@ class Deviations:
 
     lines: Array  # the worst value of each slice
     typical: Array  # of each line, the median of its last values
+    furthest: Array  # the value by which it is furthest: the same, or that of one slice
     scores: Array  # robust standard deviations, most of the time or in one slice
     apart: Array  # bool
 
@@ -132,6 +133,8 @@ def deviations_of(lines: Lines, worst: str) -> Deviations:
     scores = np.nan_to_num(np.maximum(lasting, spike / _SPIKE) / scale, nan=-1.0)
     known = int((~np.isnan(lines.last)).any(axis=1).sum())
     apart = (lasting >= _APART_SCORES * scale) & (lasting >= _APART_SHARE * usual)
-    return Deviations(
-        values, quiet(np.nanmedian, lines.last, 1), scores, apart & (known >= _LEAST_PEERS)
-    )
+    typical = quiet(np.nanmedian, lines.last, 1)
+    furthest = typical.copy()
+    by_spike = np.flatnonzero(np.nan_to_num(spike / _SPIKE - lasting, nan=-1.0) > 0)
+    furthest[by_spike] = values[by_spike, np.nanargmax(off[by_spike], axis=1)]
+    return Deviations(values, typical, furthest, scores, apart & (known >= _LEAST_PEERS))

@@ -220,14 +220,16 @@ def _line(
     quantity: Quantity, thing: Thing, place: int, deviations: Deviations, why: Any
 ) -> PinnedLine:
     values = deviations.lines[place]
-    typical = float(deviations.typical[place])
+    is_apart = bool(deviations.apart[place])
+    by_slice = why == "worst" and not is_apart
+    value = float((deviations.furthest if by_slice else deviations.typical)[place])
     return PinnedLine(
         label=words.label(quantity.scope, thing),
         rank=thing.number if quantity.scope == "rank" and thing.number >= 0 else None,
         host=thing.host,
         why=why,
-        stands_apart=bool(deviations.apart[place]),
-        value=None if np.isnan(typical) else typical,
+        stands_apart=is_apart,
+        value=None if np.isnan(value) else value,
         values=_known(values),
     )
 

@@ -18,7 +18,7 @@ class PinnedLine(Schema, frozen=True):
     host: str
     why: Literal["asked for", "named by a finding", "worst"]
     stands_apart: bool  # most of the time, beyond the noise of its peers
-    value: float | None  # the median of its values
+    value: float | None  # the median of its values; of the worst that by which it is so
     values: list[float | None]
 
 

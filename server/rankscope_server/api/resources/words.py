@@ -53,7 +53,9 @@ def first_sentence(
     if not apart:
         if max(chart.num for chart in charts) < 2:
             return "There is one of each: nothing to compare with"
-        return "No rank, GPU or node is an outlier among its peers in the time shown"
+        compared = {chart.scope for chart in charts if chart.num > 1}
+        nouns = [_NOUNS[scope] for scope in ("rank", "gpu", "node") if scope in compared]
+        return f"No {' or '.join(nouns)} is an outlier among its peers in the time shown"
     chart, line = apart[0]
     who = line.label[:1].upper() + line.label[1:] if chart.scope == "rank" else line.label
     title = chart.title
