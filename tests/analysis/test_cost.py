@@ -177,6 +177,31 @@ def test_of_a_run_that_goes_on_it_is_renewed_once_in_a_while() -> None:
     assert state.look(now_ns + 3 * COST_PAUSE_NS).cost is second, "nothing came"
 
 
+def test_what_came_last_counts_though_nothing_follows() -> None:
+    recording = record(Job(num_ranks=2, steps=100))
+    state, now_ns = RunState("run"), START_NS + 60 * 10**9
+    apply(state, recording.registrations())
+    assert state.look(now_ns).cost is None
+    apply(state, recording.items())
+    assert state.look(now_ns + COST_PAUSE_NS // 2).cost is None, "not due"
+    assert state.look(now_ns + 2 * COST_PAUSE_NS).cost is not None
+
+
+def test_the_time_in_a_hang_is_stuck_up_to_the_last_record() -> None:
+    recording = record(Job(num_ranks=4, steps=200, faults=(Fault("hang", rank=1, start=90),)))
+    state, stuck_ms = RunState("run"), 120_000
+    apply(state, recording.items())
+    for after_ms in range(0, stuck_ms + 1, 1000):
+        now_ms = recording.last_ms + after_ms
+        apply(state, recording.states(now_ms))
+        look = state.look(START_NS + int(now_ms * MS))
+    assert look.verdict is not None
+    assert look.verdict.kind == "hang"
+    assert look.cost is not None
+    assert look.cost.parts["stuck or failing"] == pytest.approx(4 * stuck_ms / 1e3, rel=0.1)
+    assert sum(look.cost.parts.values()) == pytest.approx(look.cost.wall_seconds)
+
+
 def test_no_step_no_cost() -> None:
     state = RunState("run")
     apply(state, record(Job(num_ranks=2, steps=10)).registrations())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rankscope.wire import schema
 from rankscope.wire.chunk import encode_chunk
 from rankscope_server.api.fleet import queries
-from rankscope_server.api.fleet.hosts import Named, Run, hosts_over_runs, worst_host
+from rankscope_server.api.fleet.hosts import Named, Run, counts, hosts_over_runs, worst_host
 from rankscope_server.api.fleet.weeks import (
     KEPT,
     LOST,
@@ -55,6 +55,13 @@ def test_a_host_is_compared_over_its_runs() -> None:
     worst = worst_host(found)
     assert worst is not None
     assert worst.host == "b"
+
+
+def test_a_hang_counts_against_the_host_that_it_names() -> None:
+    found = hosts_over_runs([run("r")], [slow("r", "b", kind="hang")] * counts("hang"))
+    assert [(host.host, host.num_failed, host.num_slow) for host in found[:2]] == [
+        ("b", 1, 0), ("a", 0, 0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -333,6 +340,8 @@ def test_a_seeded_run_is_live_and_needs_attention(client: TestClient) -> None:
     shown = looked(client)
     (live,) = [one for one in shown["live"] if one["run_id"] == run_id]
     assert live["needs_attention"]
-    assert live["sentence"] == client.get(f"/api/v1/runs/{run_id}").json()["verdict"]["what"]
+    found = client.get(f"/api/v1/runs/{run_id}").json()
+    assert live["sentence"] == found["answer"]["text"]
+    assert live["sentence"].endswith(found["verdict"]["what"])
     cost = client.get(f"/api/v1/runs/{run_id}/cost").json()
     assert live["productive_share"] == pytest.approx(cost["parts"][0]["share"], rel=1e-9)

@@ -64,6 +64,7 @@ class RunState:
         self._machine_chunks: OrderedDict[tuple[str, str, int], None] = OrderedDict()
         self._cost: Cost | None = None
         self._cost_ns = 0  # when it was worked out
+        self._is_cost_old = False
 
     def apply_record(self, record: AnyRecord) -> None:
         """Take one record."""
@@ -214,7 +215,9 @@ class RunState:
         if newest is None:
             return None
         is_due = now_ns - self._cost_ns >= COST_PAUSE_NS or _is_over(newest)
-        if has_news and is_due:
+        self._is_cost_old |= has_news
+        if self._is_cost_old and is_due:
+            self._is_cost_old = False
             past = [
                 self._attempts[number].window(now_ns)
                 for number in sorted(self._attempts)

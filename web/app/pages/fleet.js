@@ -150,7 +150,7 @@ function Hosts({ data, path }) {
               cell: ({ host }) => t.a({ href: withQuery('preflight', { node: host }), title: 'its preflights' }, host),
             },
             { label: 'Slow', class: 'nowrap', cell: (host) => share(host.num_slow, host.num_runs) },
-            { label: 'Crashed first', class: 'nowrap', cell: (host) => share(host.num_failed, host.num_runs) },
+            { label: 'Crashed or hung', class: 'nowrap', cell: (host) => share(host.num_failed, host.num_runs) },
             { label: 'Runs', class: 'num', cell: (host) => count(host.num_runs) },
             { label: 'Alone', class: 'num', cell: (host) => count(host.num_alone) },
             { label: 'Named in', class: 'wide', cell: namedIn },

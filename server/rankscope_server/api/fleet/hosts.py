@@ -14,7 +14,7 @@ from rankscope_server.api.fleet.schema import FleetHost, HostRun
 from rankscope_server.findings.kinds import SLOW_KINDS
 
 MAX_NAMED = 5
-FAILED_KINDS = frozenset({"crash"})
+FAILED_KINDS = frozenset({"crash", "hang"})
 _MOST_OF_A_RUN = 0.5  # a finding that names more of its hosts is about the run
 # What is said of a host in the first sentence rests on more than one run.
 _LEAST_RUNS, _LEAST_SHARE = 2, 0.5

@@ -56,7 +56,7 @@ class FleetHost(Schema, frozen=True):
     num_runs: int
     num_alone: int
     num_slow: int  # runs in which a finding calls ranks of it slow
-    num_failed: int  # runs in which a finding of a crash names it
+    num_failed: int  # runs in which a finding of a crash or a hang names it
     named: list[HostRun]  # the newest first
     num_named: int
     last_ms: float | None  # when its newest run began

@@ -185,7 +185,11 @@ def _attempt(window: Window) -> LedgerAttempt:
             saved_step=last_whole_save((save.rank, save.step) for save in facts.saves.values()),
         )
     return LedgerAttempt(window.attempt, came_up, ended, clean, sums, window.steps, start,
-                   facts.launched_ns, facts.left_ns)  # fmt: skip
+                   facts.launched_ns, facts.left_ns, _is_stuck(window))  # fmt: skip
+
+
+def _is_stuck(window: Window) -> bool:
+    return any(f.kind == "hang" and f.state == "open" for f in window.before.values())
 
 
 def saves_of(window: Window) -> Saves | None:

@@ -38,6 +38,7 @@ class LedgerAttempt:
     start: Start | None = None  # None before its first step
     launched_ns: int = 0  # of the launcher, 0 where there is none
     left_ns: int = 0  # when its command ended, 0 while it runs
+    is_stuck: bool = False  # no rank gets further
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,8 @@ def _of_rank(
     tail = end - sums.last_end_ns
     is_running = rank not in attempt.ended_ns
     clean = attempt.is_clean or is_running
-    total.add("after the end" if clean and not is_running else
-              "not recorded" if is_running else "stuck or failing", tail)  # fmt: skip
+    total.add("stuck or failing" if attempt.is_stuck or not clean else
+              "not recorded" if is_running else "after the end", tail)  # fmt: skip
     return max(end, sums.last_end_ns), lost_steps
 
 
