@@ -161,7 +161,7 @@ def test_the_longest_stage_and_what_even_ones_would_give() -> None:
     assert found is not None
     assert found.idle_ratio == pytest.approx(1 - 70 / 120)
     assert found.ideal_ratio == pytest.approx(2 / 6)
-    assert found.even_gain == pytest.approx(1 - 70 / 90)
+    assert found.even_gain == pytest.approx((90 - 70) / 120), "of the step"
     assert [stage.own_ms for stage in found.stages] == [60, 90, 60]
     assert found.stages[1].others_ratio == pytest.approx(1.5)
     assert found.stages[1].forward_ms == pytest.approx(90 / 3 / 4)

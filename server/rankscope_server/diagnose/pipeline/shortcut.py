@@ -91,7 +91,8 @@ class Stages:
     @property
     def even_gain(self) -> float:
         """Return the share of each step that even stages would save at most."""
-        return 1.0 - float(np.mean(self.usual_ms)) / float(np.max(self.usual_ms))
+        saved_ms = float(np.max(self.usual_ms)) - float(np.mean(self.usual_ms))
+        return saved_ms / self.step_ms
 
 
 def stages_of(window: Window, microbatches: int) -> Stages | None:
@@ -168,7 +169,7 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
             f"{percent_text(steady)} of the steps; what transfers hide is not known",
         ),
         evidence=(_idle_text(stages),),
-        ruled_out=("The schedule: its idle time is that of even stages",),
+        ruled_out=("The schedule: even stages would wait for it as long as these do",),
         disproof=f"Stage {stage} holds as many layers as the others: then its rank is "
         "slow, and was so from the first step on",
     )
