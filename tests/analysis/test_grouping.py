@@ -187,6 +187,9 @@ def test_a_chain_is_folded_under_its_first_cause() -> None:
     assert verdict is not None
     assert verdict.key == chain[0].key
     assert [one.key for one in verdict.folded] == [one.key for one in chain[1:]]
+    first, *others = group_findings(chain)
+    assert first.next == "y"
+    assert {one.next for one in others} == {f"See the finding that explains it: {first.what}"}
 
 
 def test_order_does_not_matter_and_nothing_explains_itself() -> None:

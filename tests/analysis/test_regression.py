@@ -11,6 +11,7 @@ from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose.regression.detector import (
     StepSlowdown,
+    _why_unsure,
     past_of,
     slowdown_of,
     slower_than,
@@ -393,3 +394,15 @@ def test_a_step_close_to_an_end_is_no_slow_ramp(seed: int) -> None:
         if first == 85:
             assert found is not None
             assert abs(found.step - int(STEPS[80])) <= 40
+
+
+@pytest.mark.parametrize(
+    ("strength", "seconds", "reason"),
+    [(3.0, 600.0, "little above the scatter"), (53.0, 600.0, "costs little"),
+     (53.0, 30.0, "has lasted 30 s only")],
+)  # fmt: skip
+def test_the_reason_for_little_confidence_is_what_it_is(
+    strength: float, seconds: float, reason: str
+) -> None:
+    change = StepSlowdown(100, 0.02, 100.0, 102.0, False, strength, seconds)
+    assert reason in _why_unsure(change, POLICY)

@@ -64,11 +64,21 @@ def group_findings(findings: Sequence[Finding]) -> list[Finding]:
             if causes:
                 cause_of[effect.key] = min(causes, key=_strength)
     return [
-        dataclasses.replace(
-            finding, explained_by=_root(finding, cause_of).key if finding.key in cause_of else None
-        )
+        _explained(finding, _root(finding, cause_of))
+        if finding.key in cause_of
+        else dataclasses.replace(finding, explained_by=None)
         for finding in findings
     ]
+
+
+def _explained(finding: Finding, cause: Finding) -> Finding:
+    """Return a finding that another explains: what to do is said there."""
+    return dataclasses.replace(
+        finding,
+        explained_by=cause.key,
+        next=f"See the finding that explains it: {cause.what}",
+        next_command="",
+    )
 
 
 def _is_of(finding: Finding, names: tuple[str, ...]) -> bool:

@@ -22,6 +22,7 @@ from rankscope_server.findings.text import (
     ms_text,
     percent_text,
     ranks_text,
+    seconds_text,
     times_text,
 )
 from rankscope_server.observe.baseline import MAX_TIMES, PHASES, RunSummary, mann_whitney_p
@@ -577,6 +578,14 @@ def _p_text(p: float) -> str:
     return "< 1e-9" if p < 1e-9 else f"= {p:.1e}"
 
 
+def _why_unsure(change: StepSlowdown, policy: Policy) -> str:
+    if change.strength < policy.slowdown_clear_sigmas:
+        return "it is little above the scatter of the time"
+    if change.seconds < policy.slowdown_seconds:
+        return f"it has lasted {seconds_text(change.seconds)} only"
+    return "it is clear and costs little: the step time alone, without a rank or phase to blame"
+
+
 def slowdown_finding(window: Window, change: StepSlowdown) -> Finding:
     """Return the finding on a run that became slower than it was."""
     policy = window.policy
@@ -609,7 +618,7 @@ def slowdown_finding(window: Window, change: StepSlowdown) -> Finding:
             0.8 if severity != "info" else 0.5,
             "the step time alone, without a rank or phase to blame"
             if severity != "info"
-            else "it is little above the scatter of the time",
+            else _why_unsure(change, policy),
         ),
         evidence=(f"Step {change.step:,}: from here on", *lead.evidence),
         disproof="Batches became larger or sequences longer there",
