@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
-from rankscope_server.api.steps.cells import usual_ratios
+from rankscope_server.api.steps.cells import Held, Plane, usual_ratios
+from rankscope_server.api.steps.map import _accused
+from rankscope_server.api.steps.map_words import map_text
+from rankscope_server.store import tables
 
 LEAST = 1.08  # of the dashboard
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,3 +79,39 @@ def test_too_little_is_known_of_noise() -> None:
     gaps = np.full((3, 50), np.nan)
     for worst in (few, gaps, np.zeros((4, 0)), np.zeros((3, 50))):
         assert usual_ratios(worst, is_of_peers=True) is None
+
+
+@pytest.mark.parametrize(
+    ("slow", "text"),
+    [
+        (1.0, "No cell is beyond what is usual, -7.4 % to +8.0 %."),
+        (1.5, "Rank 3 reaches 1.49 times its reference."),
+    ],
+)
+def test_a_rank_is_named_only_where_one_is_unusual(slow: float, text: str) -> None:
+    worst = cells(0.005)
+    worst[3, 20] *= slow
+    shape, on_device = worst.shape, np.zeros(len(worst), bool)
+    plane = Plane(worst, np.ones(shape, int), np.zeros(shape[1], np.int64), {"peers"})
+    said = map_text(
+        "own_work", plane, on_device, np.zeros(shape, np.uint8), Held(on_device, 1), (0, 0),
+        usual_ratios(worst, is_of_peers=True),
+    )  # fmt: skip
+    assert said.startswith(text)
+
+
+def test_pinned_are_the_ranks_of_the_verdict_then_those_that_cost_most() -> None:
+    engine = sa.create_engine("sqlite://")
+    tables.metadata.create_all(engine)
+    found = [("cheap", 1, 0.01), ("dear", 2, 0.4), ("verdict", 3, None), ("middle", 4, 0.1)]
+    with engine.begin() as connection:
+        for key, rank, cost in found:
+            body = json.dumps({"ranks": [rank], "cost_throughput_ratio": cost, "what": key})
+            connection.execute(
+                sa.insert(tables.finding).values(
+                    run_id="run", attempt=0, key=key, state="open", opened_ns=1, updated_ns=1,
+                    body=body,
+                )
+            )  # fmt: skip
+        run: Any = SimpleNamespace(run_id="run", verdict=json.dumps({"key": "verdict"}))
+        assert list(_accused(connection, run)) == [3, 2, 4, 1]

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { bandRuns, binFor, breaksOf, chosenBand, coverage, groupOfLane, growMarks, isNeutral, laneSummary, layout, MISSING, nearestBand, palette,
+import { bandRuns, binFor, breaksOf, chosenBand, coverage, gradientOf, groupOfLane, growMarks, isNeutral, laneSummary, layout, MISSING, nearestBand, palette,
   pixelColumns, rangesOf, rankOf, rankRanges, ranksOf, ranksTitle, ratioOf, rgb, robustZ, stepAt, stretch, stretches, ticks,
   usualLevel, usualOf, usualWords, wholeColumns, xOf, zoom, zText } from '../../../web/app/charts/scene.js';
 
@@ -34,6 +34,16 @@ test('on a noisy machine what is usual there has no colour, what is beyond it ha
     assert.notEqual(table[level(1.5)], table[level(1)]);
     const [far, plain] = [table[level(1.4 + 0.42)], palette(theme, 'ratio', USUAL)[level(1.5)]].map(unpack);
     assert.ok(Math.hypot(...far.map((part, i) => part - plain[i])) < 6, 'the same steps of colour from there on');
+  }
+});
+
+test('the legend has the colours of the cells, also where what is usual moves them', () => {
+  for (const usual of [USUAL, usualOf({ usual: { ratio: 1, lo: 0.7, hi: 1.4 } }).cell]) {
+    const shown = gradientOf('light', usual).match(/rgb\([^)]*\)/g).map((one) => one.match(/\d+/g).map(Number));
+    const table = palette('light', 'ratio', usual);
+    shown.forEach((colour, at) => {
+      assert.deepEqual(colour, unpack(table[Math.round((at / (shown.length - 1)) * 254)]));
+    });
   }
 });
 

@@ -166,14 +166,30 @@ export function pack([r, g, b]) {
   return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 
+/** What is unusual begins where the usual ends, with the same steps of colour from there on. @param {Theme} theme @param {Usual} usual */
+function stopsOf(theme, usual) {
+  const [less, more] = [usual[0] - 1 + DEAD_BAND, usual[1] - 1 - DEAD_BAND];
+  return DIVERGING[theme].map(
+    ([at, colour]) => /** @type {[number, string]} */ ([at + (at > 0 ? more : less), colour]),
+  );
+}
+
+const LEGEND_STOPS = 24;
+
+/** The colours of a map from the least to the largest ratio that a byte holds, as a gradient of CSS.
+ * @param {Theme} theme @param {Usual} usual */
+export function gradientOf(theme, usual) {
+  const stops = stopsOf(theme, usual);
+  const colours = Array.from({ length: LEGEND_STOPS + 1 }, (_, at) =>
+    between(stops, 2 ** ((Math.round((at / LEGEND_STOPS) * 254) - NEUTRAL) / 127) - 1),
+  );
+  return `linear-gradient(90deg, ${colours.map((colour) => `rgb(${colour.join(' ')})`).join(', ')})`;
+}
+
 /** One packed colour per byte. @param {Theme} theme @param {'ratio' | 'ms'} unit @param {Usual} usual */
 export function palette(theme, unit, usual) {
   const table = new Uint32Array(256);
-  // What is unusual begins where the usual ends, with the same steps of colour from there on.
-  const [less, more] = [usual[0] - 1 + DEAD_BAND, usual[1] - 1 - DEAD_BAND];
-  const stops = DIVERGING[theme].map(
-    ([at, colour]) => /** @type {[number, string]} */ ([at + (at > 0 ? more : less), colour]),
-  );
+  const stops = stopsOf(theme, usual);
   for (let level = 0; level < MISSING; level += 1) {
     const colour =
       unit === 'ratio' ? between(stops, 2 ** ((level - NEUTRAL) / 127) - 1) : between(SEQUENTIAL[theme], level / 254);

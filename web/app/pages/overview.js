@@ -3,7 +3,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { RankMap } from '../charts/map.js';
-import { chosenBand, rankRanges, referenceWords, usualWords } from '../charts/scene.js';
+import { chosenBand, gradientOf, rankRanges, referenceWords, usualOf, usualWords } from '../charts/scene.js';
 import { change, count, duration, figure, plural, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle, theme } from '../page.js';
@@ -66,7 +66,11 @@ export function Page({ run, overview, topic, ended }) {
       el(Seen, {
         height: 150,
         children: () =>
-          el(Lazy, { load: () => import('../parts/collectives.js'), pick: 'CollectivesCard', props: { run, topic } }),
+          el(Lazy, {
+            load: () => import('../parts/collectives.js'),
+            pick: 'CollectivesCard',
+            props: { run, topic, step: data.run.step },
+          }),
       }),
     ),
     el(
@@ -321,7 +325,12 @@ function Legend({ map }) {
     map.unit === 'ratio'
       ? [
           t.span({ key: 'a' }, '−50 %, faster'),
-          t.span({ key: 'b', class: 'rampbar', 'aria-hidden': 'true' }),
+          t.span({
+            key: 'b',
+            class: 'rampbar',
+            style: { background: gradientOf(dark, usualOf(map).cell) },
+            'aria-hidden': 'true',
+          }),
           t.span({ key: 'c' }, '+100 %, slower'),
           t.span({ key: 'd', title: USUAL_TITLE }, `usual: ${usualWords(map)}`),
         ]

@@ -1,23 +1,26 @@
 /** What was communicated, the most exposed first. */
 
 import { useApi } from '../api.js';
-import { count, duration, figure } from '../format.js';
+import { count, duration, figure, plural } from '../format.js';
 import { el, t } from '../tags.js';
-import { runPath } from '../url.js';
+import { runPath, withQuery } from '../url.js';
 import { Card, Loaded, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Collectives} Collectives */
 
-/** @param {{run: string, topic: string | null}} props */
-export function CollectivesCard({ run, topic }) {
-  const answer = /** @type {import('../api.js').Answer<Collectives>} */ (
-    useApi(runPath(run, 'collectives'), { topic, on: ['steps'] })
-  );
+const RECENT = 50; // steps, as the cards beside it
+
+/** @param {{run: string, topic: string | null, step: number}} props the newest step */
+export function CollectivesCard({ run, topic, step }) {
+  const from = Math.max(1, step - RECENT + 1);
+  const path = withQuery(runPath(run, 'collectives'), { from: step ? from : null });
+  const answer = /** @type {import('../api.js').Answer<Collectives>} */ (useApi(path, { topic, on: ['steps'] }));
   return el(
     Card,
     {
       title: 'Collectives',
-      note: 'exposed: the time of a step in which compute waited for it',
+      api: path,
+      note: `last ${plural(step ? step - from + 1 : RECENT, 'step')}; exposed: the time of a step in which compute waited for it`,
       tools: t.a({ href: runPath(run, 'collectives') }, 'All'),
     },
     Loaded({

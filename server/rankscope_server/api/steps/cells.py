@@ -19,7 +19,7 @@ USUAL = (
     1 / 1.08,
     1.08,
 )  # ratios that never get a colour: the least entry of the slow-rank detector
-_MOST_USUAL = 1.9  # a rank that takes twice as long is shown on the noisiest machine
+MOST_USUAL = 1.9  # a rank that takes twice as long is shown on the noisiest machine
 _SIGMAS = 4.0
 _STRETCH = 16  # cells that are looked at together; as `STRETCH` of web/app/charts/scene.js
 _OF_MEDIAN = 1.25
@@ -213,7 +213,7 @@ def usual_band(usual: Usual | None, num_cells: int) -> tuple[float, float]:
     share = min(1.0, _OF_MEDIAN / min(num_cells, _STRETCH) ** 0.5) if num_cells else 1.0
     low = usual.ratio * (usual.lo / usual.ratio) ** share
     high = usual.ratio * (usual.hi / usual.ratio) ** share
-    return max(1 / _MOST_USUAL, min(USUAL[0], low)), min(_MOST_USUAL, max(USUAL[1], high))
+    return max(1 / MOST_USUAL, min(USUAL[0], low)), min(MOST_USUAL, max(USUAL[1], high))
 
 
 def scale_of(worst: Array) -> float:

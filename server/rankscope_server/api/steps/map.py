@@ -146,7 +146,7 @@ def rank_map(
         marks_capped=capped(len(marks), num_marks),
         time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],
         world_size=peers.height,
-        text=map_text(metric, plane, peers.on_device, missing, held, warm_up),
+        text=map_text(metric, plane, peers.on_device, missing, held, warm_up, usual),
     )
 
 
@@ -337,9 +337,7 @@ def _pinned(
     noise: Usual | None,
 ) -> list[PinnedRow]:
     why = {
-        rank: text
-        for rank, text in _accused(connection, run.run_id).items()
-        if rank < len(ranks.hosts)
+        rank: text for rank, text in _accused(connection, run).items() if rank < len(ranks.hosts)
     }
     if scale is None and plane.worst.size and lanes.most_ranks > 1:
         lost = np.nan_to_num(quiet(np.nanmean, np.maximum(plane.worst - 1, 0), axis=1))
@@ -364,16 +362,19 @@ def _pinned(
     return rows
 
 
-def _accused(connection: sa.Connection, run_id: str) -> dict[int, str]:
+def _accused(connection: sa.Connection, run: sa.Row[Any]) -> dict[int, str]:
+    """Return the ranks that findings name, those of the verdict first, then by cost."""
     table = tables.finding.c
-    bodies = connection.scalars(
-        sa.select(table.body)
-        .where(table.run_id == run_id, table.state != "recovered")
+    rows = connection.execute(
+        sa.select(table.body, table.key)
+        .where(table.run_id == run.run_id, table.state != "recovered")
         .order_by(table.id)
     )
+    key = (json_object(run.verdict) or {}).get("key")
+    findings = [(row.key != key, json_object(row.body)) for row in rows]
+    findings.sort(key=lambda one: (one[0], -(one[1].get("cost_throughput_ratio") or 0.0)))
     found: dict[int, str] = {}
-    for body in bodies:
-        finding = json_object(body)
+    for _, finding in findings:
         for rank in finding.get("ranks", []):
             found.setdefault(rank, str(finding.get("what", "")))
     return found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope_server.api.steps.cells import Array, Held, Plane, Reference
+from rankscope_server.api.steps.cells import MOST_USUAL, USUAL, Array, Held, Plane, Reference
 from rankscope_server.api.steps.queries import quiet
+from rankscope_server.api.steps.schema import Usual
 from rankscope_server.findings.text import percent_text
 from rankscope_server.ingest.step_metrics import DEVICE_METRICS
 from rankscope_server.text import duration_text, plural
@@ -34,8 +35,12 @@ def map_text(
     missing: Array,
     held: Held,
     warm_up: tuple[int, int],
+    usual: Usual | None,
 ) -> str:
-    """Return which rank is worst, and what is missing; `warm_up`: its columns, its last step."""
+    """Return which rank is worst where one is unusual, and what is missing.
+
+    `warm_up`: its columns, its last step.
+    """
     if not plane.present.any():
         if metric in DEVICE_METRICS and on_device.any():
             return "Not known: hosts only enqueue here, and their devices were not measured."
@@ -56,5 +61,13 @@ def map_text(
         worst = quiet(np.nanmax, plane.worst, axis=1)
     rank = int(np.nanargmax(worst))
     if metric in RATIO_METRICS:
+        low, high = (usual.lo, usual.hi) if usual is not None else (1.0, 1.0)
+        low = max(min(low, USUAL[0]), 1 / MOST_USUAL)
+        high = min(max(high, USUAL[1]), MOST_USUAL)
+        if worst[rank] <= high:
+            return (
+                f"No cell is beyond what is usual, {percent_text(low - 1)} to "
+                f"+{percent_text(high - 1)}{after}.{tail}"
+            )
         return f"Rank {rank} reaches {worst[rank]:.2f} times its reference{after}.{tail}"
     return f"Rank {rank} has the longest{after}: {duration_text(float(worst[rank]))}.{tail}"
