@@ -188,6 +188,11 @@ export function plural(n, noun, many = `${noun}s`) {
   return `${count(n)} ${n === 1 ? noun : many}`;
 }
 
+/** What a rank entered of a group of which it entered no collective. @param {number | null} exchanges sends and receives */
+export function enteredWords(exchanges) {
+  return exchanges ? `no collective, ${plural(exchanges, 'send or receive', 'sends and receives')}` : 'no collective';
+}
+
 /** An identifier as words: "slow_compute" is "Slow compute". @param {string} name */
 export function words(name) {
   const text = name
@@ -201,6 +206,16 @@ export function words(name) {
 export function metricTitle(name, rank) {
   const title = words(name.replace(/_(bytes|ratio)$/, '')).replace(' flops ', ' FLOPs ');
   return name.endsWith('_per_second') ? `${title}, ${rank < 0 ? 'each rank' : 'this rank'}` : title;
+}
+
+/** Whether ranks have gradients of different parts of the model: a mean of their norms is no norm of the whole.
+ * @param {import('../types/api.js').MetricSeries} one */
+export function isOfParts(one) {
+  return (
+    one.name === 'gradient_norm' &&
+    one.rank < 0 &&
+    one.min.some((low, at) => low !== null && (one.max[at] ?? low) > 1.01 * low)
+  );
 }
 
 /** The first line of a text, and how many follow. @param {string} text @returns {[string, number]} */

@@ -996,6 +996,7 @@ export interface GroupRow {
   ranks: number[];
   issued: number | null;
   ended: number | null;
+  exchanges: number | null;
   operation: string;
   size_bytes: number | null;
   issued_ms: number | null;
@@ -1686,6 +1687,7 @@ export interface PlaceRow {
   waited_seconds: number | null;
   call_site: string;
   exchange: string;
+  exchanges: number;
 }
 
 /** What would be removed now. */

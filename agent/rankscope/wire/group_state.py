@@ -45,3 +45,8 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peers: list[PeerState] = []
     # ends come from a record of the backend itself; without, 0 ended on a device may be all ended
     ends_are_known: bool = False
+
+
+def exchanges_of(state: GroupState) -> int:
+    """Return how many sends and receives a rank has issued in a group."""
+    return sum(peer.sent + peer.received for peer in state.peers)

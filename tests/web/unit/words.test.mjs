@@ -3,10 +3,12 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
-import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, sinceSilent, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
+import { ago, bytes, change, count, deviation, duration, enteredWords, figure, firstLine, isOfParts, metricTitle, percent, plural, ranges, si, sinceSilent, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
 import { fold, inFront, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
+import { stepHref, stepWords } from '../../../web/app/parts/logfields.js';
 import { marked } from '../../../web/app/parts/querymark.js';
+import { urgentOf } from '../../../web/app/parts/urgent.js';
 import { visibleRange } from '../../../web/app/parts/range.js';
 import { carried, readArea, readCell, readPath, readRange, runPath, withQuery, writeArea, writeCell } from '../../../web/app/url.js';
 
@@ -167,4 +169,41 @@ test('a long log keeps the end that is read, and no line twice', () => {
   assert.deepEqual(ends(join(lines(0, 5), lines(3, 8), 'old')), [8, 0, 7]);
   assert.deepEqual(ends(join(lines(0, RING), lines(RING, RING + 2), 'old')), [RING, 2, RING + 1]);
   assert.deepEqual(ends(join(lines(0, 2), lines(2, RING + 2), 'new')), [RING, 0, RING - 1]);
+});
+
+test('a line after the last step leads to no step that never began', () => {
+  const line = { step: 80, rank: 2 };
+  assert.equal(stepHref(line, 'job', 80), 'runs/job/steps/80?sel=2@80');
+  assert.equal(stepWords(line, 80), '80');
+  assert.equal(stepHref({ ...line, step: 81 }, 'job', 80), null);
+  assert.equal(stepWords({ ...line, step: 81 }, 80), 'after 80');
+  assert.equal(stepWords({ ...line, step: 0 }, 80), '');
+});
+
+test('a mean of norms of parts of the model is not called its norm', () => {
+  const norm = { name: 'gradient_norm', rank: -1, step: [1, 2], value: [1, 1], min: [1, 1], max: [1, 1] };
+  assert.equal(isOfParts(norm), false);
+  assert.equal(isOfParts({ ...norm, min: [null, 0.4], max: [null, 1.6] }), true);
+  assert.equal(isOfParts({ ...norm, name: 'loss', max: [2, 2] }), false);
+});
+
+test('runs that need attention are by severity, then cost, and hold those that failed within a day', () => {
+  const at = 1_800_000_000_000;
+  const run = (run_id, status, severity, cost, ended_ms = null) => ({
+    run_id, status, ended_ms, last_seen_ms: at,
+    verdict: severity && { severity, cost_throughput_ratio: cost },
+  });
+  const runs = [
+    run('healthy', 'running', null), run('slow', 'running', 'warning', 0.1), run('slower', 'running', 'warning', 0.3),
+    run('silent', 'silent', null), run('old', 'failed', 'critical', null, at - 90_000_000),
+    run('crashed', 'failed', 'critical', null, at - 3_600_000), run('over', 'ended', 'critical', 0.9, at),
+    run('advice', 'running', 'info', 0.5), run('stuck', 'stuck', 'critical', 1),
+  ];
+  assert.deepEqual(urgentOf(runs, at).map((one) => one.run_id), ['stuck', 'crashed', 'slower', 'slow', 'silent']);
+});
+
+test('a group that only sends and receives is not called idle', () => {
+  assert.equal(enteredWords(7692), 'no collective, 7,692 sends and receives');
+  assert.equal(enteredWords(0), 'no collective');
+  assert.equal(enteredWords(null), 'no collective');
 });

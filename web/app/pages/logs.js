@@ -10,8 +10,8 @@ import { Command, Empty, Problem, Share, Skeleton } from '../parts/bits.js';
 import { Facet } from '../parts/facet.js';
 import { RING } from '../parts/fold.js';
 import { VirtualList } from '../parts/list.js';
-import { fieldNames, readColumns, writeColumns } from '../parts/logfields.js';
-import { ColumnHeads, Filters, LogLineRow, LogPanel, stepHref } from '../parts/logline.js';
+import { fieldNames, readColumns, stepHref, writeColumns } from '../parts/logfields.js';
+import { ColumnHeads, Filters, LogLineRow, LogPanel } from '../parts/logline.js';
 import { SCREEN, useLogLines } from '../parts/loglines.js';
 import { SearchBox } from '../parts/searchbox.js';
 import { go, query, setQuery } from '../router.js';
@@ -55,6 +55,7 @@ export function Page({ run, topic, overview, ended }) {
   const [choosing, setChoosing] = useState(false);
   const open = held.lines.findIndex((line) => String(line.id) === now.line);
   const all = overview.data?.counts.log_lines ?? null;
+  const last = overview.data?.run.step ?? 0;
   const total = summary.data?.total ?? held.total;
   const mistake = [summary.error, held.error].some((error) => error?.status === 422 && error.detail.field === 'q');
   const sentence = mistake
@@ -89,11 +90,11 @@ export function Page({ run, topic, overview, ended }) {
       { keys: 'Enter', text: 'Open the whole line', where: 'in the list' },
       { keys: 'Escape', text: 'Close the line', run: () => setQuery({ line: null }) },
     ],
-    [active, open, held.lines],
+    [active, open, held.lines, last],
   );
   /** @param {LogRow | undefined} row */
   function openStep(row) {
-    const to = row ? stepHref(row, run) : null;
+    const to = row ? stepHref(row, run, last) : null;
     if (to) go(to);
     else announce(row ? 'No step is known of this line' : 'Choose a line first');
   }
@@ -102,7 +103,10 @@ export function Page({ run, topic, overview, ended }) {
     setFollowing(false);
     setQuery({ line: String(held.lines[index].id) }, { replace: Boolean(now.line) });
   }
-  const draw = useCallback((/** @type {LogRow} */ one) => LogLineRow(one, columns, run), [columns.join(), run]);
+  const draw = useCallback(
+    (/** @type {LogRow} */ one) => LogLineRow(one, columns, run, last),
+    [columns.join(), run, last],
+  );
   const line = open >= 0 ? held.lines[open] : null;
   return t.div(
     { class: 'logs', 'data-api': base },
@@ -192,6 +196,7 @@ export function Page({ run, topic, overview, ended }) {
         ? el(LogPanel, {
             line,
             run,
+            last,
             close: () => setQuery({ line: null }),
             step: (way) => show(Math.max(0, Math.min(held.lines.length - 1, open + way))),
           })

@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { bytes, count, dateTime, duration, exactTime, shortPlace, words } from '../format.js';
+import { bytes, count, dateTime, duration, enteredWords, exactTime, shortPlace, words } from '../format.js';
 import { setTitle } from '../page.js';
 import { Card, CopyButton, Empty, Loaded, Problem, Skeleton, Table, When } from '../parts/bits.js';
 import { CellPanel } from '../parts/cell.js';
@@ -192,7 +192,7 @@ function Groups({ data }) {
         label: 'Last entered',
         class: 'wide',
         cell: (group) => [
-          t.code(null, group.operation),
+          group.operation ? t.code(null, group.operation) : t.span({ class: 'faint' }, enteredWords(group.exchanges)),
           group.call_site ? t.span({ class: 'faint' }, ` ${shortPlace(group.call_site)}`) : null,
         ],
       },

@@ -6,6 +6,7 @@ import { count, duration, percent, plural, sinceSilent, words } from '../format.
 import { useHeld } from '../live.js';
 import { now, setTitle } from '../page.js';
 import { Ago, Card, Command, Empty, Icon, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
+import { LIVE, urgentOf } from '../parts/urgent.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -15,13 +16,6 @@ import { runPath, withQuery } from '../url.js';
 
 const PAGE_SIZE = 50;
 const STATUSES = ['running', 'stuck', 'silent', 'starting', 'ended', 'failed'];
-const LIVE = new Set(['running', 'stuck', 'silent', 'starting']);
-
-/** Runs that a person should look at now. @param {RunSummary} run */
-export function needsAttention(run) {
-  const bad = run.verdict !== null && run.verdict.severity !== 'info';
-  return LIVE.has(run.status) ? bad || run.status === 'stuck' || run.status === 'silent' : false;
-}
 
 export function Page() {
   const { q = '', status = '' } = query.value;
@@ -31,7 +25,7 @@ export function Page() {
   const list = useRef(/** @type {HTMLDivElement | null} */ (null));
   const { shown } = useHeld(answer.data, list, path);
   const [chosen, setChosen] = useState(/** @type {RunSummary[]} */ ([]));
-  const urgent = shown?.runs.filter(needsAttention) ?? [];
+  const urgent = urgentOf(shown?.runs ?? [], now.value);
   const filtered = q !== '' || status !== '';
   const sentence = !shown
     ? ''

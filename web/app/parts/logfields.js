@@ -1,5 +1,7 @@
 /** Fields of log lines: what came with the record, and what a line that is a JSON object says. Pure. */
 
+import { runPath, withQuery } from '../url.js';
+
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
 
 const DEEP = 3; // objects within objects
@@ -56,4 +58,18 @@ export function readColumns(text) {
 /** @param {string[]} names */
 export function writeColumns(names) {
   return names.map((name) => name.replaceAll(',', ',,')).join(',') || null;
+}
+
+/** Where a line's rank was in its step; null where no step is known, or the one to come never began.
+ * @param {LogRow} line @param {string} run @param {number} last step of the run */
+export function stepHref(line, run, last) {
+  if (!line.step || line.step > last) return null;
+  const sel = line.rank >= 0 ? `${line.rank}@${line.step}` : null;
+  return withQuery(runPath(run, 'steps', String(line.step)), { sel });
+}
+
+/** In which step a line was written; between two it has the number of the one to come. @param {LogRow} line @param {number} last step of the run */
+export function stepWords(line, last) {
+  if (!line.step || line.step <= last) return line.step ? String(line.step) : '';
+  return last > 0 ? `after ${last}` : '';
 }

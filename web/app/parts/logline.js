@@ -8,7 +8,7 @@ import { LINE_FILTERS, runPath, withQuery } from '../url.js';
 import { spans } from './ansi.js';
 import { Around } from './around.js';
 import { CopyButton, Icon } from './bits.js';
-import { fieldsOf } from './logfields.js';
+import { fieldsOf, stepHref, stepWords } from './logfields.js';
 
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
 
@@ -31,13 +31,6 @@ function coloured(text) {
 function author(line) {
   if (line.ranks.length > 1) return `${count(line.ranks.length)} ranks`;
   return line.rank >= 0 ? `rank ${line.rank}` : 'node';
-}
-
-/** Where a line's rank was in its step; null where no step is known. @param {LogRow} line @param {string} run */
-export function stepHref(line, run) {
-  if (!line.step) return null;
-  const sel = line.rank >= 0 ? `${line.rank}@${line.step}` : null;
-  return withQuery(runPath(run, 'steps', String(line.step)), { sel });
 }
 
 /** The names above the columns that were chosen. @param {{columns: string[], drop: (name: string) => void}} props */
@@ -64,11 +57,11 @@ export function ColumnHeads({ columns, drop }) {
   );
 }
 
-/** @param {LogRow} line @param {string[]} columns fields that stand before the message @param {string} run */
-export function LogLineRow(line, columns, run) {
+/** @param {LogRow} line @param {string[]} columns fields that stand before the message @param {string} run @param {number} last step of the run */
+export function LogLineRow(line, columns, run, last) {
   const [first, more] = firstLine(line.message);
   const tone = TONE[line.level] ?? 'plain';
-  const to = stepHref(line, run);
+  const to = stepHref(line, run, last);
   const fields = fieldsOf(line);
   const beside = [more > 0 ? `+${plural(more, 'line')}` : '', line.count > 1 ? `×${count(line.count)}` : ''].filter(
     Boolean,
@@ -95,7 +88,7 @@ export function LogLineRow(line, columns, run) {
           go(to);
         },
       },
-      column(to ? `step ${line.step}` : '', CHARS.step),
+      column(to ? `step ${line.step}` : stepWords(line, last), CHARS.step),
     ),
     t.span({ class: 'l-logger', key: 'g', title: line.logger }, column(line.logger || line.stream, CHARS.logger)),
     columns.map((name) =>
@@ -109,8 +102,9 @@ export function LogLineRow(line, columns, run) {
   ];
 }
 
-/** The whole line, never cut. @param {{line: LogRow, run: string, close: () => void, step: (way: number) => void}} props */
-export function LogPanel({ line, run, close, step }) {
+/** The whole line, never cut. @param {{line: LogRow, run: string, last: number, close: () => void, step: (way: number) => void}} props */
+export function LogPanel({ line, run, last, close, step }) {
+  const to = stepHref(line, run, last);
   const rank = line.rank >= 0 ? line.rank : null;
   return t.aside(
     { class: 'logpanel card', 'aria-label': 'The whole line' },
@@ -152,8 +146,8 @@ export function LogPanel({ line, run, close, step }) {
       rank === null
         ? null
         : t.a({ class: 'button', href: withQuery(runPath(run, 'ranks', String(rank)), {}) }, `Open rank ${rank}`),
-      stepHref(line, run) ? t.a({ class: 'button', href: stepHref(line, run) ?? '' }, `Open step ${line.step}`) : null,
-      rank !== null && line.step
+      to ? t.a({ class: 'button', href: to }, `Open step ${line.step}`) : null,
+      rank !== null && to
         ? t.a(
             { class: 'button', href: withQuery(runPath(run, 'ranks'), { sel: `${rank}@${line.step}` }) },
             `Step ${line.step} on the map`,
@@ -171,7 +165,7 @@ export function LogPanel({ line, run, close, step }) {
         : null,
       fact('Logger', line.logger || '–'),
       fact('Stream', line.stream),
-      line.step ? fact('Step', line.step.toLocaleString('en-US')) : null,
+      stepWords(line, last) ? fact('Step', stepWords(line, last)) : null,
       fact('Attempt', String(line.attempt)),
       Object.entries(fieldsOf(line)).map(([name, value]) => fact(words(name), value)),
     ),

@@ -2,7 +2,7 @@
 
 import { useApi } from '../api.js';
 import { Series } from '../charts/series.js';
-import { count, metricTitle } from '../format.js';
+import { count, isOfParts, metricTitle } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { Card } from './bits.js';
@@ -75,7 +75,7 @@ export function troubles(series) {
 export function chart(one) {
   return el(Series, {
     key: `m${one.name}`,
-    title: metricTitle(one.name, one.rank),
+    title: isOfParts(one) ? 'Gradient norm of each stage or shard' : metricTitle(one.name, one.rank),
     x: one.step,
     low: one.min,
     high: one.max,

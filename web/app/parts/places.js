@@ -1,7 +1,7 @@
 /** Last collectives of each process group: which members began and ended what, those that lag first. */
 
 import { standingWords } from '../charts/waits.js';
-import { count, dateTime, duration, plural, shortPlace } from '../format.js';
+import { count, dateTime, duration, enteredWords, plural, shortPlace } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
 import { CappedNote, Card, Table } from './bits.js';
@@ -141,6 +141,6 @@ function insideWords(row) {
     return t.span(null, t.code(null, row.open_operation || row.operation), ` #${count(row.open_sequence)}`);
   if (row.operation && row.began !== null && row.ended !== null && row.began > row.ended)
     return t.span(null, t.code(null, row.operation), ` #${count(row.began)}`);
-  if (!row.operation) return t.span({ class: 'faint' }, 'no collective');
+  if (!row.operation) return t.span({ class: 'faint' }, enteredWords(row.exchanges));
   return t.span({ class: 'faint' }, 'last: ', t.code(null, row.operation));
 }

@@ -189,10 +189,16 @@ function stepWords(side) {
   return side.num_steps < all ? `${range}, ${count(side.num_steps)} of them recorded` : range;
 }
 
+/** Whether files were changed since the commit. @param {string} [dirty] */
+export function dirtyWords(dirty) {
+  if (!dirty || ['no', '0', 'false'].includes(dirty)) return '';
+  return dirty === 'unknown' ? ', whether files changed is not known' : ', changed files';
+}
+
 /** @param {Record<string, string>} code */
 function codeWords(code) {
   const commit = code['code.commit'];
-  const dirty = code['code.dirty'] && !['no', '0', 'false'].includes(code['code.dirty']) ? ', changed files' : '';
+  const dirty = dirtyWords(code['code.dirty']);
   return commit ? commit.slice(0, 12) + dirty : code['code.hash'] || 'not known';
 }
 

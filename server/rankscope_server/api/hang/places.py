@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from rankscope.wire.backends import is_of_device
+from rankscope.wire.group_state import exchanges_of
 from rankscope.wire.schema import GroupState
 from rankscope_server.answers import capped, to_ms
 from rankscope_server.api.hang.ranges import rank_set
@@ -128,4 +129,5 @@ def _row(
         waited_seconds=max(waited, default=None),
         call_site=sites.pop() if len(sites) == 1 else "",
         exchange=f"{exchange}{with_peer}" if exchange else "",
+        exchanges=max(map(exchanges_of, found), default=0),
     )

@@ -88,6 +88,7 @@ class PlaceRow(Schema, frozen=True):
     waited_seconds: float | None
     call_site: str
     exchange: str  # an open send or receive
+    exchanges: int  # sends and receives issued, the most of any of them
 
 
 class GroupPlaces(Schema, frozen=True):

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from rankscope.wire import schema
 from rankscope.wire.backends import is_of_device
+from rankscope.wire.group_state import exchanges_of
 from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.ranks.chunks import Wanted
 from rankscope_server.api.ranks.records import newest
@@ -176,6 +177,7 @@ def _groups(connection: sa.Connection, row: sa.Row[Any]) -> list[GroupRow]:
                 ranks=members,
                 issued=at.issued if at else None,
                 ended=at.ended if at and is_reported else None,
+                exchanges=exchanges_of(at) if at else None,
                 operation=at.operation if at else "",
                 size_bytes=at.size_bytes if at else None,
                 issued_ms=to_ms(at.issued_ns) if at else None,

@@ -45,8 +45,9 @@ class GroupRow(Schema, frozen=True):
     description: str
     backend: str
     ranks: list[int]
-    issued: int | None
+    issued: int | None  # collectives
     ended: int | None
+    exchanges: int | None  # sends and receives issued
     operation: str
     size_bytes: int | None
     issued_ms: float | None
