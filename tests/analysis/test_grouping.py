@@ -54,6 +54,7 @@ SLOW = finding("slow_compute", severity="warning")
 STALLS = finding("garbage_collection", detector="stalls", severity="warning")
 SLOW_DATA = finding("slow_data", detector="straggler", severity="warning")
 BOUND = finding("communication_bound", severity="info", ranks=())
+UNEVEN = finding("uneven_work", severity="info", ranks=(), onset_step=None)
 HOT = finding("hot_shard", severity="warning", ranks=())
 SOFT = finding("xid", severity="warning")
 GPU_ODD = finding("gpu_outlier", severity="info")
@@ -138,6 +139,13 @@ TABLE: list[tuple[Finding, Finding, list[dict[str, Any]], list[dict[str, Any]]]]
      [{"cost_throughput_ratio": 0.05}, RECOVERED], []),
     (SLOW, finding("slowdown", severity="warning", ranks=(), onset_step=105), [],
      [{"onset_step": 20}]),
+    (finding("slow_data", detector="data-loading", severity="warning", ranks=()), UNEVEN,
+     [{"severity": "info"}, {"state": "recovered"}, {"cost_throughput_ratio": 0.05}], []),
+    (finding("drift", severity="warning"), finding("unequal_ranks", severity="warning"),
+     [OTHER, {"severity": "info"}], [OTHER]),
+    (finding("throttle", severity="warning"), finding("unequal_ranks", severity="warning"),
+     [OTHER, {"severity": "info"}], [OTHER]),
+    (finding("unequal_ranks", severity="warning"), BOUND, [{"severity": "info"}], []),
 ]  # fmt: skip
 
 
