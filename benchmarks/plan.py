@@ -7,9 +7,9 @@
 Memory is real: how far each process rises above a tiny run of the same kind. Of time the schedule,
 the messages and the update are real, and the layers sleep for most of theirs (`layer_seconds`), as
 this machine has fewer cores than ranks. Two things are measured on one rank and given to the
-planner, the rate of a layer and that of an update, and one on all ranks, the link; nothing of the
-run that is predicted. `load` of a row is what else ran on the machine. Without rows of this code
-the table is made of those that there are.
+planner, the rate of a layer and that of an update, and two on several, the link and a sum between
+two matrices that are cut; nothing of the run that is predicted. `load` of a row is what else ran on
+the machine. Without rows of this code the table is made of those that there are.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ STRATEGIES: dict[str, tuple[str, tuple[int, ...]]] = {
 # their own in every layer.
 PROGRAMS = ("ddp", "fsdp", "tensor")
 CALIBRATIONS = tuple((f"{name} {number}", 1) for name in PROGRAMS for number in (2, 4))
+CUT_OVER = (1, 2, 4)  # ranks over which layers are cut
 SCHEDULED = ("gpipe", "1f1b", "interleaved", "zero_bubble", "hybrid 2x2x1", "hybrid 1x2x2")
 SENDING = ("gpipe", "1f1b", "interleaved", "zero_bubble", "model_parallel", "pipedream", "ring")
 KEYS = ("kind", "strategy", "ranks")
@@ -81,7 +82,7 @@ KEYS = ("kind", "strategy", "ranks")
 
 def flags_of(kind: str, strategy: str, ranks: int) -> list[str]:
     """Return the trainer's arguments."""
-    if kind == "link":
+    if kind in ("link", "message"):
         return []
     if (strategy, ranks) in CALIBRATIONS:
         name, number = strategy.split()
@@ -136,6 +137,7 @@ def wanted(kinds: list[str], strategies: list[str], ranks: list[int]) -> Iterato
     if "time" in kinds:
         yield from (("time", name, number) for name, number in CALIBRATIONS)
         yield from (("link", "", number) for number in ranks if number > 1)
+        yield from (("message", "", number) for number in CUT_OVER if number in (1, *ranks))
     for kind in kinds:
         for name in strategies:
             # one rank of a kind of program is its calibration
@@ -151,7 +153,7 @@ def predicted(row: dict[str, Any], rows: list[dict[str, Any]]) -> float:
     machine = Machine(nodes=1, devices=ranks, memory_bytes=0.0, reserved_bytes=0.0)
     if kind == "memory":
         return memory_of(model, layout, machine, settings.optimizer).total
-    machine = calibrated(machine, model, program_of(layout), rows, link_name(name))
+    machine = calibrated(machine, model, layout, rows, link_name(name))
     took = step_time(evened(model), layout, machine, settings.optimizer)
     assert took is not None
     return took.total
@@ -180,7 +182,7 @@ def evened(model: Model) -> Model:
 
 
 def calibrated(
-    machine: Machine, model: Model, program: str, rows: list[dict[str, Any]], link: str
+    machine: Machine, model: Model, layout: Layout, rows: list[dict[str, Any]], link: str
 ) -> Machine:
     """Return the machine with the rates that one rank had, and the link of so many ranks.
 
@@ -188,6 +190,7 @@ def calibrated(
     not.
     """
     by_key = {tuple(row[key] for key in KEYS): row for row in rows}
+    program = program_of(layout)
     few, many = (by_key["time", f"{program} {number}", 1]["seconds"] for number in (2, 4))
     each = (many - few) / 2  # of a microbatch
     update = few - 2 * each
@@ -198,10 +201,14 @@ def calibrated(
     inside = None
     if machine.devices > 1:
         inside = fitted(by_key["link", "", machine.devices][link], link, machine.devices)
+    sums = 0.0
+    if layout.tensor > 1:  # of two matrices there are two: one forward, one backward
+        alone, cut = (by_key["message", "", number]["seconds"] for number in (1, layout.tensor))
+        sums = max(0.0, cut - alone * max(1.0, layout.tensor / (os.cpu_count() or 1))) / 2
     return dataclasses.replace(
         machine, flops=3 * LAYERS / (asleep + awake),
         memory_bytes_per_second=model.parameters * state / max(update, 1e-9) / shared,
-        inside=inside,
+        inside=inside, least_message_seconds=sums,
     )  # fmt: skip
 
 

@@ -20,6 +20,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.train import Trainer
@@ -29,6 +36,8 @@ TINY = "--layers 8 --width 16 --heads 4 --context 16 --batch-size 1 --steps 2".s
 SKIPPED, MEASURED = 3, 4  # steps: connections and buckets are made in the first ones
 SIZES = (1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 REPEATS = 7
+MESSAGES, ASLEEP = 200, 0.025  # pairs of sums of layers that are cut; the sleep before each, s
+WIDTH, POSITIONS = 96, 16  # of these layers
 
 
 def memory(world: World, arguments: list[str]) -> dict[str, Any]:
@@ -67,6 +76,29 @@ def link(world: World, _arguments: list[str]) -> dict[str, Any]:
     return found
 
 
+def message(world: World, _arguments: list[str]) -> dict[str, Any]:
+    """Return the median seconds of two matrices that are cut over all ranks, both ways.
+
+    That are two sums, one in each way. As in a step each rank slept before.
+    """
+    mesh = init_device_mesh("cpu", (world.world_size,))
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    cut = parallelize_module(layers, mesh, plan, src_data_rank=None)
+    inputs = torch.zeros(POSITIONS, WIDTH, requires_grad=True)
+    took = []
+    for _ in range(MESSAGES):
+        time.sleep(ASLEEP)
+        began = time.perf_counter()
+        outputs = cut(inputs)
+        forward = time.perf_counter() - began
+        time.sleep(ASLEEP)
+        began = time.perf_counter()
+        outputs.sum().backward()
+        took.append(forward + time.perf_counter() - began)
+    return {"seconds": statistics.median(took)}
+
+
 def _ping(tensor: torch.Tensor, world: World) -> None:
     if world.rank == 0:
         dist.send(tensor, 1)
@@ -101,7 +133,7 @@ def main() -> None:
     folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
     world = join_world(device="cpu", timeout_seconds=600)
-    measures = {"memory": memory, "time": timing, "link": link}
+    measures = {"memory": memory, "time": timing, "link": link, "message": message}
     with (folder / f"rank-{world.rank}.jsonl").open("w", buffering=1) as file:
         for kind, arguments in jobs:
             dist.barrier()

@@ -129,6 +129,13 @@ def _machine(add: Callable[..., object]) -> None:
         metavar="FILE",
         help="links between nodes as `rankscope preflight --json FILE` measured them",
     )
+    add(
+        "--message",
+        default="",
+        metavar="TIME",
+        help="that a message inside of cut layers takes at least, where the host's work for it is "
+        "not hidden: 5ms; default: none",
+    )
 
 
 def _answer(add: Callable[..., object]) -> None:
@@ -219,10 +226,12 @@ def _machine_of(arguments: argparse.Namespace) -> tuple[Machine, Device, list[st
         if device.peak_flops and not peak:
             notes.append(f"{device.name} has no rate for {arguments.precision}")
     inside, between, more = _links_of(arguments, device)
+    least = time_seconds(arguments.message, "message") if arguments.message else 0.0
     machine = Machine(
         nodes=arguments.nodes, devices=arguments.devices, memory_bytes=device.memory_bytes,
         flops=rates[0], flops_low=rates[1], flops_high=rates[2],
         memory_bytes_per_second=device.memory_bytes_per_second, inside=inside, between=between,
+        least_message_seconds=least,
     )  # fmt: skip
     return machine, device, [*notes, *more]
 

@@ -74,6 +74,9 @@ class Machine:
     memory_bytes_per_second: float = 0.0  # 0: not known, the update is then not counted
     inside: Link | None = None
     between: Link | None = None  # of each device to another node
+    # that a message inside of a cut layer takes, however small: what the host does for it; 0 where
+    # it does so while the device computes
+    least_message_seconds: float = 0.0
     # Shares of a node's memory that libraries take on a device, and that stays between blocks.
     reserved_bytes: float = 1e9
     fragmentation: float = 0.05

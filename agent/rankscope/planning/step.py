@@ -134,6 +134,8 @@ def _seconds(messages: Messages, layout: Layout, machine: Machine) -> float:
     each = ring_seconds(messages.operation, size, members, rate, latency)
     if messages.operation == "all_reduce":
         each = min(each, tree_seconds(size, members, rate, latency))
+    if messages.axis == "tensor":
+        each = max(each, machine.least_message_seconds)
     return messages.count * each
 
 

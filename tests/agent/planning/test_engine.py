@@ -107,6 +107,19 @@ def test_a_link_that_is_not_known_leaves_times_open_where_it_is_used() -> None:
     assert step_time(LARGE, replace(inside, data=2), where, "adamw") is None
 
 
+def test_no_message_inside_of_a_cut_layer_is_quicker_than_its_host() -> None:
+    layout = Layout(family="tensor", tensor=4, microbatches=8)
+    where = replace(machine(1, 4), least_message_seconds=1.0)
+    (sent,) = messages_of(LARGE, layout, stages_of(LARGE, layout)[0])
+    slow = step_time(LARGE, layout, where, "adamw")
+    assert slow is not None
+    assert slow.tensor == pytest.approx(sent.count)
+    apart, among = Layout(family="ddp", data=4), machine(1, 4)
+    assert step_time(LARGE, apart, where, "adamw") == step_time(LARGE, apart, among, "adamw")
+    quick = replace(where, least_message_seconds=1e-9)  # the link is slower
+    assert step_time(LARGE, layout, quick, "adamw") == step_time(LARGE, layout, among, "adamw")
+
+
 def test_zero_sends_what_its_paper_says() -> None:
     def sent(shard: int) -> float:
         layout = Layout(family="fsdp", data=64, shard=shard)

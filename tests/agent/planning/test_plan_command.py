@@ -133,6 +133,12 @@ def test_numbers_of_the_answer_add_up() -> None:
         assert row["activations_bytes"]["recomputed"] < row["activations_bytes"]["kept"]
 
 
+def test_a_host_that_takes_long_for_each_message_of_a_cut_layer() -> None:
+    (row,) = answer(f"{SEVEN} --devices 8 --strategy tensor --message 5s")["strategies"]
+    sums = sum(one["count"] for one in row["messages"] if one["axis"] == "tensor")
+    assert row["seconds"]["tensor"] == pytest.approx(5 * sums)
+
+
 def test_the_same_model_by_name_and_by_numbers() -> None:
     numbers = (
         "--layers 32 --width 4096 --heads 32 --feed-forward 11008 --gated --sequence 4096 "
