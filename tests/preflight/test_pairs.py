@@ -10,7 +10,15 @@ import pytest
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.choice import Choice
-from rankscope.preflight.facts.edges import Bandwidth, Clock, Datagrams, Idle, PathMtu, Rtt
+from rankscope.preflight.facts.edges import (
+    Bandwidth,
+    Clock,
+    Datagrams,
+    EdgeFacts,
+    Idle,
+    PathMtu,
+    Rtt,
+)
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.rules import FilterRules
 from rankscope.preflight.model import CheckFinding, Listening
@@ -498,6 +506,22 @@ def test_a_path_that_carries_nothing_gets_no_smaller_mtu() -> None:
     finding = only(some.run())
     assert "carry no large packet" in finding.title
     assert [fix.command[:2] for fix in finding.fix] == ["# "]
+
+
+@pytest.mark.parametrize("late", ["node0", "node2"])
+def test_a_node_that_came_late_was_not_tried_and_is_not_accused(late: str) -> None:
+    some = cluster(3)
+    for start in some.sources(late):
+        failed = dial(late, some.address[late], PORT, "refused")
+        some.edges[start, late] = EdgeFacts(mesh=failed)
+    verdict = evaluate(some.run())
+    assert found(some.run()) == []
+    paths = tuple((start, late) for start in some.sources(late))
+    assert paths in [f.edges for f in verdict.notes if f.id == "port.ephemeral"]
+    assert exit_code(verdict) == 3
+    matrix = build(verdict, some.run())
+    assert matrix is not None
+    assert matrix.letters == (".", "-")
 
 
 def test_nobody_came() -> None:

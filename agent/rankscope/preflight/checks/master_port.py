@@ -19,6 +19,7 @@ from rankscope.preflight.checks.pairs import (
     arrows,
     dial_line,
     is_evidence,
+    is_untried,
     ordered,
     owners,
     shortened,
@@ -165,7 +166,7 @@ class PortMasterReach(BuiltinCheck, id="port.master.reach", scope="pair", needs=
             path = (report.node, run.master)
             edge = report.edges.get(run.master, EdgeFacts())
             dial = edge.master or edge.mesh
-            if dial is None or dial.outcome == "unresolved":
+            if dial is None or dial.outcome == "unresolved" or _is_early(run, edge):
                 lacking.append(report.node)
             elif dial.outcome == "no-data" and not has_lived((report, holder)):
                 doubtful.append(path)
@@ -241,6 +242,11 @@ def _proxies(run: Run, one: Blame, port: int) -> Iterator[Fix]:
         if rules is None or (rules.redirects_out if is_out else rules.redirects_in):
             peers = {end if is_out else start for start, end in one.paths}
             yield from firewall.exempt(run, node, peers, str(port), "out" if is_out else "in")
+
+
+def _is_early(run: Run, edge: EdgeFacts) -> bool:
+    """Return whether a node called the master only before it listened."""
+    return edge.master is None and is_untried(run, run.master, edge)
 
 
 def _is_closed(dial: Dial, holder: NodeReport) -> bool:

@@ -10,7 +10,7 @@ from itertools import islice
 
 from rankscope.preflight.checks.base import Run, listed
 from rankscope.preflight.checks.blame import Path
-from rankscope.preflight.facts.edges import Dial, DialClass
+from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts
 from rankscope.preflight.facts.interfaces import Interface
 
 MAX_LINES = 6  # lines of evidence
@@ -73,6 +73,13 @@ def is_evidence(owned: Mapping[str, frozenset[str]], end: str, dial: Dial) -> bo
     One that failed at an address which `end` alone does not have is evidence about that address.
     """
     return dial.outcome == "ok" or owned.get(dial.address, frozenset()) == {end}
+
+
+def is_untried(run: Run, end: str, edge: EdgeFacts) -> bool:
+    """Return whether `end` was only called before it listened: it came late, and has reported."""
+    report, dial = run.reports.get(end), edge.mesh
+    is_listening = report is not None and bool(report.listening.ephemeral)
+    return is_listening and not edge.ephemeral and dial is not None and dial.outcome in CLOSED
 
 
 @lru_cache(maxsize=4096)  # asked for every pair: 64,000 times with 1,000 nodes

@@ -25,6 +25,7 @@ from rankscope.preflight.checks.pairs import (
     arrows,
     dial_line,
     gloo_dials,
+    is_untried,
     ordered,
     shortened,
 )
@@ -54,6 +55,10 @@ class PortEphemeral(BuiltinCheck, id="port.ephemeral", scope="pair", needs=("pee
         for group, some in groups.items():
             yield self._finding(run, closed, some, group)
         yield from self.note("unknown", ordered(run, closed.lacking), NO_PATH)
+        late = [(start, end) for start, end, edge in run.edges() if is_untried(run, end, edge)]
+        if untried := [path for path in late if not {*path} & {*run.gone}]:
+            title = f"{arrows(untried)}: not tried, as one of them came too late"
+            yield self.unknown(title, edges=untried)
         if closed.doubtful:
             yield self.unknown(
                 silent_words(closed.doubtful),

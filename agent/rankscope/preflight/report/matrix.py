@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.pairs import is_untried
 from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts
 from rankscope.preflight.facts.loss import along
 from rankscope.preflight.model import LaunchVerdict
@@ -113,7 +114,10 @@ def _note(rest: list[str], letters: Mapping[tuple[str, str], str], num_left: int
 
 
 def _letters(verdict: LaunchVerdict, run: Run) -> dict[tuple[str, str], str]:
-    letters = {(start, end): letter(edge) for start, end, edge in run.edges()}
+    letters = {
+        (start, end): NOT_TESTED if is_untried(run, end, edge) else letter(edge)
+        for start, end, edge in run.edges()
+    }
     for finding in verdict.findings:
         said = _OF_FINDING.get(finding.id)
         if said is not None:
