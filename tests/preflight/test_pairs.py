@@ -524,6 +524,15 @@ def test_a_node_that_came_late_was_not_tried_and_is_not_accused(late: str) -> No
     assert matrix.letters == (".", "-")
 
 
+@pytest.mark.parametrize(
+    ("num", "mode", "joined"), [(2, "static", "1/2"), (3, "static", "2/3"), (4, "env", "3/4")]
+)
+def test_how_many_clients_would_join(num: int, mode: str, joined: str) -> None:
+    some = cluster(num, mode=mode)
+    some.absent(some.names[-1], "drop")
+    assert only(some.run()).impact.endswith(f"then end: {joined} clients joined")
+
+
 def test_nobody_came() -> None:
     some = cluster(3)
     some.absent("node1", "drop")

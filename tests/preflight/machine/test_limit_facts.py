@@ -19,6 +19,7 @@ LIMITS_TEXT = """\
 Limit                     Soft Limit           Hard Limit           Units
 Max cpu time              unlimited            unlimited            seconds
 Max processes             4096                 8192                 processes
+Max address space         unlimited            unlimited            bytes
 Max open files            1024                 1048576              files
 Max locked memory         67108864             unlimited            bytes
 """
@@ -68,6 +69,7 @@ def test_limits_of_a_recorded_machine(tmp_path: Path) -> None:
     assert (facts.nofile_soft, facts.nofile_hard) == (1024, 1048576)
     assert facts.memlock_soft_bytes == 64 << 20
     assert facts.may_lock_memory is False
+    assert (facts.address_soft_bytes, facts.address_hard_bytes) == (-1, -1)  # unlimited
     assert (facts.nproc_soft, facts.nproc_binds, facts.num_user_tasks) == (4096, True, 3)
     assert (facts.shm_total_bytes, facts.shm_free_bytes) == (64 << 20, 60 << 20)
     assert (facts.memory_total_bytes, facts.memory_available_bytes) == (16 << 20, 8 << 20)

@@ -94,6 +94,8 @@ FAULTS = [
     ("lim.nofile", on("limits", nofile_soft=64, nofile_hard=1048576), "fail", "64 open files"),
     ("lim.nofile", on("limits", nofile_soft=1024, nofile_hard=1024), "warn", "4096 wanted"),
     ("lim.memlock", on("limits", memlock_soft_bytes=64 << 10), "fail", "64 KiB"),
+    ("lim.address", on("limits", address_soft_bytes=600_000_000), "fail", "0.6 GiB of addresses"),
+    ("lim.address", on("limits", address_soft_bytes=64 * GIB), "warn", "64.0 GiB of addresses"),
     ("lim.nproc", on("limits", nproc_soft=420), "warn", "20 more tasks allowed by ulimit -u"),
     ("lim.nproc", on("limits", cgroup=CgroupFacts(pids_max=100, pids_now=90)), "warn", "pids.max"),
     ("lim.shm", on("limits", shm_total_bytes=64 * MIB, shm_free_bytes=64 * MIB), "fail", "64 MiB"),

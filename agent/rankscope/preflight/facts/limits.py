@@ -26,6 +26,8 @@ class LimitFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nofile_hard: int | None = None
     memlock_soft_bytes: int | None = None
     may_lock_memory: bool | None = None  # CAP_IPC_LOCK: the limit does not bind
+    address_soft_bytes: int | None = None  # of memory that may be mapped, used or not
+    address_hard_bytes: int | None = None
     nproc_soft: int | None = None
     nproc_binds: bool = True  # not for root, nor with CAP_SYS_RESOURCE
     num_user_tasks: int | None = None  # threads of this user, where nproc_soft is a number
@@ -61,6 +63,8 @@ def collect(system: System, options: Options | None = None) -> LimitFacts:
         nofile_hard=limits.get("Max open files", (None, None))[1],
         memlock_soft_bytes=limits.get("Max locked memory", (None, None))[0],
         may_lock_memory=bool(capabilities >> _CAP_IPC_LOCK & 1) if "CapEff" in status else None,
+        address_soft_bytes=limits.get("Max address space", (None, None))[0],
+        address_hard_bytes=limits.get("Max address space", (None, None))[1],
         nproc_soft=nproc,
         nproc_binds=not (user == ["0"] or capabilities >> _CAP_SYS_RESOURCE & 1),
         num_user_tasks=_tasks_of(system, user[0]) if counts else None,

@@ -134,7 +134,8 @@ _RULES = (
     # what has failed before is why nodes do not meet in the collective test
     Rule(("node.absent", "node.secret", "net.mtu.path", "port.local", *_PORTS), ("coll.",),
          always=True, only_failed=True),
-    Rule(("lim.nofile", "lim.nproc", "lim.shm"), ("coll.",), always=True, only_failed=True),
+    Rule(("lim.nofile", "lim.address", "lim.nproc", "lim.shm"), ("coll.",), always=True,
+         only_failed=True),
     Rule(("net.iface.missing",), ("coll.rdzv", "coll.gloo"), always=True),  # one has no address
     Rule(("node.absent", "node.secret"), ("host.dup", "fs.shared"), _touching),
     Rule(("node.secret",), ("port.", "net."), _touching),

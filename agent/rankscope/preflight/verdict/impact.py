@@ -12,9 +12,6 @@ from rankscope.preflight.model import CheckFinding
 _ANY = ""
 # (check, class, mode) -> sentence; an empty class or mode means all others
 _SAYS: dict[tuple[str, str, str], str] = {
-    ("node.absent", _ANY, "static"): "the others wait 15 min, then end: 2/3 clients joined",
-    ("node.absent", _ANY, "c10d"): "the others wait 10 min, then end with RendezvousTimeoutError",
-    ("node.absent", _ANY, "env"): "the others wait 30 min, then end: 2/3 clients joined",
     ("port.master.reach", "drop", "static"): "no word for 2.5 min, the end after 15 min: timed out "
     "after 900000ms",
     ("port.master.reach", "drop", "env"): "no word for 2 min, the end after 30 min: timed out "
@@ -93,6 +90,18 @@ def impact_of(finding: CheckFinding, run: Run) -> str:
     return ""
 
 
+def _absent(finding: CheckFinding, run: Run) -> str:
+    """Say what the others do; a client of the store is a node's torchrun, or a rank with env://."""
+    if run.mode == "c10d":
+        return "the others wait 10 min, then end with RendezvousTimeoutError"
+    clients = {node: run.nproc(node) if run.mode == "env" else 1 for node in run.expected}
+    away = {*run.absent, *run.gone, *finding.nodes}
+    joined = sum(num for node, num in clients.items() if node not in away)
+    minutes = 30 if run.mode == "env" else 15
+    end = f"the others wait {minutes} min, then end"
+    return f"{end}: {joined}/{sum(clients.values())} clients joined" if joined else end
+
+
 def _closed(finding: CheckFinding, run: Run) -> str:
     if run.backend == "nccl":
         return _NCCL_CLOSED
@@ -151,6 +160,7 @@ def _name(finding: CheckFinding, run: Run) -> str:
 
 FORGOTTEN_MS = 15_000.0  # keep_alive_interval 5 s x 3 attempts, dynamic_rendezvous.py
 _SPECIAL = {
+    "node.absent": _absent,
     "port.ephemeral": _closed,
     "port.oneway": _closed,
     "port.intercepted": _intercepted,
