@@ -280,6 +280,104 @@ def test_a_followed_file_survives_a_restart_of_the_collector(tmp_path: Path) -> 
     ]
 
 
+class Following:
+    """The output of a rank whose only file is `log`."""
+
+    def __init__(self, directory: Path, log: Path | str) -> None:
+        outputs = {"files": [{"stream": "stdout", "path": str(log)}], "error_file": str(log)}
+        (directory / "outputs.json").write_text(json.dumps(outputs))
+        self.texts: list[str] = []
+        self.events: list[tuple[str, dict[str, str]]] = []
+        self.output = RankOutput(
+            directory, (0, 0), {}, lambda reason, count: None,
+            lambda *event: self.events.append(event),
+        )  # fmt: skip
+
+    def turn(self) -> None:
+        self.output.begin(self._forward)
+        self.output.turn(self._forward, gone=False)
+
+    def _forward(self, body: bytes) -> None:
+        record: Any = schema.decode_record(body)
+        self.texts.append(record.message)
+
+
+def test_a_file_that_is_renamed_and_deleted_is_followed_as_its_rank_writes_on(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "out.log"
+    with log.open("w", buffering=1) as file:
+        following = Following(tmp_path, log)
+        file.write("one\n")
+        following.turn()
+        log.rename(tmp_path / "out.log.1")
+        log.write_text("of another process\n")
+        file.write("two\n")
+        following.turn()
+        (tmp_path / "out.log.1").unlink()
+        file.write("three\n")
+        following.turn()
+    assert following.texts == ["one", "two", "three"]
+    ((name, fields),) = following.events
+    assert (name, fields["file"]) == ("output file moved", str(log))
+    following.output.close()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/stdout", "/proc/self/fd/1", "/dev/tty"])
+def test_what_is_no_file_is_left_alone_and_said_once(tmp_path: Path, kind: str) -> None:
+    path = kind if kind.startswith("/") else str(tmp_path / kind)
+    if kind == "pipe":
+        os.mkfifo(path)
+    if kind == "folder":
+        os.mkdir(path)
+    following = Following(tmp_path, path)
+    for _ in range(3):
+        following.turn()
+    assert following.output.error(1) is None
+    assert following.texts == []
+    ((name, fields),) = following.events
+    assert (name, fields["file"]) == ("output not followed", path)
+
+
+def test_a_pipe_in_the_place_of_a_followed_file_makes_nothing_wait(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    log.write_text("one\n")
+    following = Following(tmp_path, log)
+    following.turn()
+    log.unlink()
+    os.mkfifo(log)
+    following.turn()
+    assert following.texts == ["one"]
+    following.output.close()
+
+
+def test_what_is_printed_after_the_journal_was_read_waits_for_the_next_turn(
+    tmp_path: Path,
+) -> None:
+    """Else a print comes before the record of which it is a copy."""
+    log = tmp_path / "out.log"
+    log.write_text("one\n")
+    following = Following(tmp_path, log)
+    following.output.begin(following._forward)
+    with log.open("a") as file:
+        file.write("two\n")
+    following.output.turn(following._forward, gone=False)
+    assert following.texts == ["one"]
+    following.turn()
+    assert following.texts == ["one", "two"]
+    following.output.close()
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/proc/self/fd/2", "/dev/shm/nccl"])
+def test_a_stream_by_its_name_is_no_file_of_nccl(tmp_path: Path, path: str) -> None:
+    more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NCCL_DEBUG_FILE": path}
+    assert recorded.run(tmp_path, "prints.py", "fail", **more).returncode == 1
+    (rank,) = recorded.read(tmp_path)
+    files = json.loads((rank.directory / "outputs.json").read_text())["files"]
+    found = [file["path"] for file in files if file.get("logger") == "nccl"]
+    assert found == ([path] if path == "/dev/shm/nccl" else [])
+
+
 def test_files_that_variables_name(tmp_path: Path) -> None:
     more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     own_error = tmp_path / "error.json"

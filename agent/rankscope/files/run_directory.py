@@ -91,6 +91,11 @@ def clean_run_id(text: str) -> str:
     return cleaned or "run"
 
 
+def is_of_each_process(path: str) -> bool:
+    """Return whether a path names another file in each process that opens it, as /dev/stdout."""
+    return path.startswith(("/dev/", "/proc/")) and not path.startswith("/dev/shm/")
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never half of it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from rankscope.files.journal import OUTPUT_HEAD, STREAMS
-from rankscope.files.run_directory import OUTPUTS
+from rankscope.files.run_directory import OUTPUTS, is_of_each_process
 from rankscope.output.line_records import LineRecords
 from rankscope.output.lines import Line, LineIndexer
 from rankscope.wire import schema
 
 Forward = Callable[[bytes], None]
+Report = Callable[[str, dict[str, str]], None]  # name and fields of an event
 MAX_READ = 256 << 10  # bytes of one file per turn
 _MAX_FILES = 8
 _MAX_OUTPUTS_BYTES = 64 << 10
@@ -47,25 +49,37 @@ class _ElasticError(msgspec.Struct):
 
 @dataclass
 class _Tail:
-    """One followed file."""
+    """One followed file. It stays open: a rank writes on in one that is renamed or deleted."""
 
     path: Path
     offset: int  # read up to here, whole lines
     safe: int  # everything before is emitted
     indexer: LineIndexer
+    descriptor: int = -1
+    upto: int | None = None  # its size before the journal was read: a record comes before its print
+    is_left: bool = False  # what is there is no file
+    has_moved: bool = False
+
+
+class NotAFileError(OSError):
+    """What is there is no regular file, and could make a reader wait for ever."""
 
 
 class RankOutput:
-    """The lines of one rank. `owner` (attempt, rank) is the rank they belong to."""
+    """The lines of one rank. `owner` (attempt, rank) is the rank they belong to.
+
+    `report` hears once of a file that cannot be followed, or was moved.
+    """
 
     def __init__(
         self, directory: Path, owner: tuple[int, int], offsets: dict[str, int],
-        on_loss: Callable[[str, int], None],
+        on_loss: Callable[[str, int], None], report: Report = lambda name, fields: None,
     ) -> None:  # fmt: skip
         self._directory = directory
         self._attempt, self._rank = owner
         self._offsets = offsets
         self._on_loss = on_loss
+        self._report = report
         self._forward: Forward = lambda record: None
         self._records = LineRecords()
         self._frame_time_ns = self._frame_step = 0
@@ -105,8 +119,17 @@ class RankOutput:
         return more
 
     def begin(self, forward: Forward) -> None:
-        """Say where lines go that the next frames make."""
+        """Say where lines go that the next frames make; to be called before those are read."""
         self._forward = forward
+        for tail in self._find_tails():
+            tail.upto = os.fstat(tail.descriptor).st_size if self._is_open(tail) else 0
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self._tails or ():
+            if tail.descriptor >= 0:
+                os.close(tail.descriptor)
+                tail.descriptor = -1
 
     def save(self) -> dict[str, int]:
         """Return how far each file is read."""
@@ -119,7 +142,7 @@ class RankOutput:
         if not self._error_file:
             return None
         try:
-            with open(self._error_file, "rb") as file:
+            with open(open_file(Path(self._error_file)), "rb") as file:
                 failure = msgspec.json.decode(file.read(_MAX_ERROR_FILE), type=_ElasticError)
         except (OSError, msgspec.MsgspecError, ValueError):
             return None
@@ -158,13 +181,13 @@ class RankOutput:
 
     def _read(self, tail: _Tail, *, gone: bool) -> bool:
         """Take in whole lines; the rest waits in the file until its end comes or the rank's."""
+        if not self._is_open(tail):
+            return False
         try:
-            with tail.path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < tail.offset:  # the script began the file anew
-                    tail.offset = tail.safe = 0
-                file.seek(tail.offset)
-                data = file.read(MAX_READ)
+            if os.fstat(tail.descriptor).st_size < tail.offset:  # the script began the file anew
+                tail.offset = tail.safe = 0
+            limit = MAX_READ if gone or tail.upto is None else max(0, tail.upto - tail.offset)
+            data = os.pread(tail.descriptor, min(limit, MAX_READ), tail.offset)
         except OSError:
             return False
         is_full = len(data) == MAX_READ
@@ -180,6 +203,22 @@ class RankOutput:
             tail.indexer.close()
         return is_full
 
+    def _is_open(self, tail: _Tail) -> bool:
+        """Return whether a file can be read; opens it once it is there."""
+        if tail.descriptor < 0 and not tail.is_left:
+            try:
+                tail.descriptor = open_file(tail.path)
+            except NotAFileError as error:
+                tail.is_left = True
+                self._report("output not followed", {"file": str(tail.path), "reason": str(error)})
+            except OSError:
+                return False  # not there yet
+        if tail.descriptor >= 0 and not tail.has_moved and not _is_at(tail.path, tail.descriptor):
+            tail.has_moved = True
+            reason = "renamed or deleted; it is read for as long as its rank writes"
+            self._report("output file moved", {"file": str(tail.path), "reason": reason})
+        return tail.descriptor >= 0
+
     def _emit_frame(self, line: Line) -> None:
         self._send(line, self._rank, "", self._frame_step)
 
@@ -189,3 +228,23 @@ class RankOutput:
 
     def _suppressed(self, count: int) -> None:
         self._on_loss("too many lines at once", count)
+
+
+def open_file(path: Path) -> int:
+    """Return a descriptor of a regular file. Raises NotAFileError for all else, OSError."""
+    if is_of_each_process(str(path)):
+        raise NotAFileError("it is another file in each process")
+    is_file = stat.S_ISREG(path.stat().st_mode)  # some devices do something when they are opened
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if is_file else -1
+    if is_file and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    if is_file:
+        os.close(descriptor)
+    raise NotAFileError("it is a pipe, a device or a directory")
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False

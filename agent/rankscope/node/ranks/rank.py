@@ -58,8 +58,9 @@ class FollowedRank:
         self.boot_id = b""
         self.stacks_offset = offsets.stacks
         self.output = RankOutput(
-            self.directory, (self.attempt, self.rank), offsets.outputs, self._on_output_loss
-        )
+            self.directory, (self.attempt, self.rank), offsets.outputs, self._on_output_loss,
+            report,
+        )  # fmt: skip
         self.journal = JournalFollower(
             self.directory, offsets, self._on_journal_loss, self.output.frame
         )
@@ -167,6 +168,7 @@ class FollowedRank:
         """Let go of the files at once, not when the garbage collector comes by."""
         self._collectives = self._steps = None
         self.drop_rows()
+        self.output.close()
         self.journal.close()
 
     def offsets(self) -> RankOffsets:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rankscope.files import journal
-from rankscope.files.run_directory import OUTPUTS
+from rankscope.files.run_directory import OUTPUTS, is_of_each_process
 from rankscope.output.lines import TEE_VARIABLE
 from rankscope.output.log_limits import Bucket
 from rankscope.rank.context import Context
@@ -103,10 +103,12 @@ def _announce(context: Context, files: list[dict[str, Any]]) -> None:
         announced = announced[:1]
     if path := os.environ.get("NCCL_DEBUG_FILE"):
         path = path.replace("%h", socket.gethostname()).replace("%p", str(who.pid))
-        announced.append({
-            "stream": "stdout", "path": os.path.abspath(path), "offset": 0, "logger": "nccl",
-            "is_shared": "%p" not in os.environ["NCCL_DEBUG_FILE"],
-        })  # fmt: skip
+        path = os.path.abspath(path)
+        if not is_of_each_process(path):  # /dev/stdout is one of the streams above
+            announced.append({
+                "stream": "stdout", "path": path, "offset": 0, "logger": "nccl",
+                "is_shared": "%p" not in os.environ["NCCL_DEBUG_FILE"],
+            })  # fmt: skip
     text = json.dumps(
         {"files": announced, "error_file": os.environ.get("TORCHELASTIC_ERROR_FILE", "")}
     )
