@@ -268,7 +268,14 @@ class RingReader:
         if slot_bytes != self._dtype.itemsize or size != HEADER_BYTES + slot_bytes * num_slots:
             raise RingDamaged(f"{path}: {num_slots} slots of {slot_bytes} bytes in {size} bytes")
         self.num_slots = num_slots
+        self._size = size
         self._slots: Any = np.frombuffer(self.buffer, self._dtype, num_slots, HEADER_BYTES)
+
+    def check_size(self) -> None:
+        """Raise RingDamaged for a file that was cut short: to touch what is gone is a SIGBUS."""
+        size = self.buffer.size()  # of the file as it is now
+        if size < self._size:
+            raise RingDamaged(f"{self.path}: cut short from {self._size} to {size} bytes")
 
     def u64(self, at: int) -> int:
         """Return a u64 of the header."""
@@ -291,10 +298,11 @@ class RingReader:
         """Copy the slots with these numbers (an int64 array, counted from 0).
 
         Returns (slots, state) of equal length. state is 1 where the slot is whole, 0 where it is
-        not yet committed, -1 where a later event has overwritten it.
+        not yet committed, -1 where a later event has overwritten it. Raises RingDamaged.
         """
         import numpy as np
 
+        self.check_size()
         places = numbers % self.num_slots
         before = self._slots["number"][places].astype(np.int64)
         slots = self._slots[places]  # fancy indexing copies

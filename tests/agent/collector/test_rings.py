@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 
 from rankscope.files import ring
+from rankscope.node.losses import Ledger
 from rankscope.node.offsets import RankOffsets
+from rankscope.node.ranks.rank import FollowedRank
 from rankscope.node.ranks.rings import SETTLE_NS, CollectiveFollower, StepFollower
 from rankscope.wire import schema
 from tests.agent.collector.fake_rank import FakeRank
@@ -191,6 +194,49 @@ def test_steps(fake: FakeRank) -> None:
     of.save(offsets)
     assert offsets.steps_to == 1500
     assert np.all(slots["ended_ns"] > slots["started_ns"])
+
+
+@pytest.mark.parametrize("head", [1024 + 11, 1 << 40, (1 << 64) - 1])
+def test_a_head_of_steps_that_the_slots_cannot_have(fake: FakeRank, head: int) -> None:
+    of = StepFollower(ring.RingReader(fake.steps.path, ring.STEP_FIELDS), RankOffsets())
+    for _ in range(10):
+        fake.step()
+    assert len(of.read()[0]) == 10
+    ring.U64.pack_into(fake.steps.buffer, ring.HEAD_AT, head)
+    with pytest.raises(ring.RingDamaged):
+        of.read()
+
+
+@pytest.mark.parametrize("size", [0, 100, ring.HEADER_BYTES, ring.HEADER_BYTES + 5000])
+@pytest.mark.parametrize("name", ["ring", "steps"])
+def test_a_ring_that_is_cut_short_while_it_is_mapped_is_damaged(
+    tmp_path: Path, name: str, size: int
+) -> None:
+    """Its pages are gone: to read them would end the process with SIGBUS."""
+    fake = FakeRank(tmp_path, 0, num_slots=1024)
+    fake.end(fake.issue())
+    fake.step()
+    events: list[tuple[str, dict[str, str]]] = []
+    ledger = Ledger()
+    key = str(fake.directory.relative_to(tmp_path))
+    rank = FollowedRank(
+        tmp_path, key, RankOffsets(), ledger, "h", lambda *event: events.append(event)
+    )
+    rank.collect(lambda raw: None)
+    cut = getattr(fake, name)
+    os.truncate(cut.path, size)
+    for gone in (False, False, True):
+        rank.collect(lambda raw: None, gone=gone)
+        rank.state(None, alive=not gone)
+        rank.look()
+        rank.end_step("clean")
+        rank.offsets()
+        rank.take()
+    ((said, fields),) = events
+    assert said == "ring damaged"
+    assert f"cut short from {cut.slot_bytes * 1024 + 4096} to {size} bytes" in fields["reason"]
+    (loss,) = ledger.take_records()
+    assert (loss.source, loss.reason) == (cut.path.stem, "ring damaged")
 
 
 BY_ENGINE = schema.FLAG_THINNED | schema.FLAG_BY_ENGINE

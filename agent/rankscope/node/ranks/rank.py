@@ -84,6 +84,7 @@ class FollowedRank:
     def collect(self, forward: Callable[[bytes], None], *, gone: bool = False) -> bool:
         """Read on, a bounded amount; return whether there is more to read now."""
         self._open_rings()
+        self._leave_cut_rings()
         self.output.begin(forward)
         caught_up = self.journal.read(forward)
         if gone and caught_up:
@@ -346,6 +347,27 @@ class FollowedRank:
             reader = self._open(STEPS_RING, ring.STEP_FIELDS)
             if reader is not None:
                 self._steps = StepFollower(reader, self._from)
+
+    def _leave_cut_rings(self) -> None:
+        """Let go of a ring whose file is shorter now: a look at its header could end us too."""
+        if self._is_cut(COLLECTIVES_RING, self._collectives, self._rows):
+            self._collectives, self._rows = None, []
+        if self._is_cut(STEPS_RING, self._steps, self._step_rows):
+            self._steps, self._step_rows = None, []
+
+    def _is_cut(
+        self, name: str, follower: CollectiveFollower | StepFollower | None, rows: list[Any]
+    ) -> bool:
+        if follower is None:
+            return False
+        try:
+            follower.reader.check_size()
+        except ring.RingDamaged as error:
+            follower.save(self._from)
+            self._damage(name, error)
+            self._lose(name.removesuffix(".ring"), "ring damaged", sum(map(len, rows)))
+            return True
+        return False
 
     def _open(self, name: str, fields: tuple[tuple[str, str, str], ...]) -> ring.RingReader | None:
         try:

@@ -123,17 +123,7 @@ class CollectiveFollower:
         self.tracker.update(slots[state == 1])
 
     def _head(self, gone: bool) -> int:
-        head = max(self.reader.u64(ring.HEAD_AT), self._read_to)
-        if gone or head - self._read_to > self.reader.num_slots:
-            # a thread that wrote late may have set the head back: the slots know better
-            numbers = self.reader.read(np.arange(0, self.reader.num_slots))[0]["number"]
-            highest = int(numbers.max())
-            if abs(head - highest) > self.reader.num_slots or highest > _MAX_HEAD:
-                raise ring.RingDamaged(
-                    f"{self.reader.path}: head {head}, but the highest slot is {highest}"
-                )
-            head = max(head, highest)
-        return head
+        return _head_of(self.reader, self._read_to, is_final=gone)
 
     def _final(self, slots: Any, numbers: Any, now_ns: int, head: int, gone: bool) -> Any:
         if gone:
@@ -164,7 +154,10 @@ class CollectiveFollower:
 
 
 class StepFollower:
-    """The ring of steps of one process; a step is final as soon as it is whole."""
+    """The ring of steps of one process; a step is final as soon as it is whole.
+
+    `read` may raise ring.RingDamaged: the head is not one that the slots could have.
+    """
 
     def __init__(self, reader: ring.RingReader, offsets: RankOffsets) -> None:
         self.reader = reader
@@ -172,9 +165,7 @@ class StepFollower:
 
     def read(self) -> tuple[Any, int, bool]:
         """Return (steps, how many were overwritten unread, whether there is more)."""
-        head = self.reader.u64(ring.HEAD_AT)
-        if head > _MAX_HEAD:
-            raise ring.RingDamaged(f"{self.reader.path}: head {head}")
+        head = _head_of(self.reader, self._read_to, is_final=False)
         lost = max(0, head - self.reader.num_slots - self._read_to)
         self._read_to += lost
         upto = max(min(head, self._read_to + MAX_NEW), self._read_to)
@@ -193,6 +184,23 @@ class StepFollower:
     def save(self, offsets: RankOffsets) -> None:
         """Write how far this ring has been read."""
         offsets.steps_to = self._read_to
+
+
+def _head_of(reader: ring.RingReader, read_to: int, *, is_final: bool) -> int:
+    """Return how many slots were begun; the slots are asked too where it may be wrong.
+
+    Raises ring.RingDamaged for a head that the slots cannot have.
+    """
+    reader.check_size()
+    head = max(reader.u64(ring.HEAD_AT), read_to)
+    if not is_final and head - read_to <= reader.num_slots:
+        return head
+    # a thread that wrote late may have set the head back: the slots know better
+    numbers = reader.read(np.arange(0, reader.num_slots))[0]["number"]
+    highest = int(numbers.max())
+    if abs(head - highest) > reader.num_slots or highest > _MAX_HEAD:
+        raise ring.RingDamaged(f"{reader.path}: head {head}, but the highest slot is {highest}")
+    return max(head, highest)
 
 
 def _have_names(group_ids: Any, known: Container[int]) -> Any:
