@@ -67,6 +67,17 @@ def take_lock(run_directory: Path) -> int | None:
     return descriptor
 
 
+def is_locked_by(run_directory: Path, descriptor: int) -> bool:
+    """Return whether this descriptor of `take_lock` is still that of the run's node."""
+    try:
+        status = os.stat(run_directory / "node" / LOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # the disk does not answer now
+        return True
+    return os.path.samestat(status, os.fstat(descriptor))
+
+
 def command(run_directory: Path, lock_descriptor: int) -> list[str]:
     """Return the command line of a collector that inherits the lock."""
     return [

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rankscope import settings as settings_table
 from rankscope.files.run_directory import replace_file
-from rankscope.files.start_collector import take_lock
+from rankscope.files.start_collector import is_locked_by, take_lock
 from rankscope.native.probe import build
 from rankscope.node import offsets as progress
 from rankscope.node.loop import Collector
@@ -63,14 +63,14 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.suppress(OSError):
         replace_file(run_directory / "node" / "pid", str(os.getpid()).encode())
     try:
-        _run(run_directory, settings, server)
+        _run(run_directory, settings, server, descriptor)
     except Exception:  # the guard of the main thread: say it, end, be restarted
         logger.exception("the collector failed and ends")
         return EXIT_SOFTWARE
     return 0
 
 
-def _run(run_directory: Path, settings: Settings, server: Server | None) -> None:
+def _run(run_directory: Path, settings: Settings, server: Server | None, lock: int) -> None:
     node = run_directory / "node"
     host = socket.gethostname()
     spool = None if server is None else Spool(node / "spool", settings.spool_bytes)
@@ -108,6 +108,9 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
     terminated = _on_sigterm(collector.wake.set)
     try:
         while not terminated():
+            if not is_locked_by(run_directory, lock):  # what it would write is another one's now
+                logger.error("%s was deleted: this collector ends", run_directory)
+                return
             collector.turn()
             if collector.should_end():
                 _mark_delivered(run_directory, collector, outbox)

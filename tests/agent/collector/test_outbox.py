@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from rankscope.files import journal
 from rankscope.node import offsets as progress
 from rankscope.node.loop import windows_of
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import Offsets, RankOffsets, from_ranges, to_ranges
-from rankscope.node.upload.outbox import SpoolingOutbox
+from rankscope.node.upload.outbox import LocalOutbox, SpoolingOutbox
 from rankscope.node.upload.spool import Spool, SpoolEntry
 from rankscope.wire import schema, zstd
 
@@ -297,3 +298,26 @@ def test_a_loss_that_no_batch_holds_yet_is_still_to_be_sent(tmp_path: Path) -> N
     box.outbox.commit({}, [], [])
     assert [len(batch.records) for batch in box.drain()] == [1]
     assert box.outbox.is_empty()
+
+
+def test_what_a_full_disk_does_not_take_without_a_server_is_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(wall_ns=lambda: 1)
+    outbox = LocalOutbox(tmp_path, ledger)
+    end = schema.RankEnded(
+        attempt=0, rank=0, time_ns=1, reason="signal", exit_code=None, signal=9, last_step=1
+    )
+    with monkeypatch.context() as full:
+        full.setattr(journal.os, "write", no_space)
+        for _ in range(3):
+            outbox.record(end)
+            outbox.commit({}, [], [])
+    outbox.commit({}, [], [])
+    outbox.commit({}, [], [])
+    (path,) = (tmp_path / "collector").glob("journal.*")
+    kept = [schema.decode_record(body) for _, body, _ in journal.read_frames(path, 0)]
+    (loss,) = kept
+    assert isinstance(loss, schema.Loss)
+    assert (loss.source, loss.count) == ("collector journal", 3)
+    assert loss.reason == "No space left on device"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -96,6 +97,19 @@ def test_the_loss_of_the_very_last_batch_is_sent_before_the_collector_ends(
     wait_for(lambda: not is_alive(pid))
     assert ("upload", "HTTP 413") in receiver.losses()
     assert (run / DELIVERED).exists()
+
+
+def test_a_collector_whose_run_directory_was_deleted_ends(run: Path, receiver: Receiver) -> None:
+    FakeRank(run, 0).say("before")
+    assert ensure(run, server=receiver.url)
+    wait_for(lambda: receiver.records(schema.LogLine))
+    pid = processes.collector_pid(run)
+    shutil.rmtree(run)
+    FakeRank(run, 1).say("of the next run of this name")
+    assert ensure(run, server=receiver.url)  # its lock is a new file
+    wait_for(lambda: not is_alive(pid))
+    wait_for(lambda: len(receiver.records(schema.LogLine)) == 2)
+    assert is_alive(processes.collector_pid(run))
 
 
 def test_the_spool_is_bounded_and_says_what_went(run: Path) -> None:

@@ -248,8 +248,8 @@ class LocalOutbox:
 
     def record(self, record: schema.Record) -> None:
         """Keep what is rare; states and samples would only fill the disk."""
-        if isinstance(record, _LOCAL_KINDS):
-            self._journal.append(journal.RECORD, schema.encode(record))
+        if isinstance(record, _LOCAL_KINDS) and not self._keep(record):
+            self._ledger.add("collector journal", self._journal.last_error, 1)
 
     def forward(self, body: bytes) -> None:
         """Leave it where it is."""
@@ -264,9 +264,12 @@ class LocalOutbox:
     def commit(
         self, files: dict[str, RankOffsets], finished: list[str], reported: list[str]
     ) -> None:
-        """Write down the losses."""
-        for loss in self._ledger.take_records():
-            self.record(loss)
+        """Write down the losses; those that the disk does not take come again."""
+        if not all([self._keep(loss) for loss in self._ledger.take_records()]):
+            self._ledger.say_all_again()
+
+    def _keep(self, record: schema.Record) -> bool:
+        return self._journal.append(journal.RECORD, schema.encode(record))
 
     def safe(self) -> Offsets | None:
         """Nothing is durable elsewhere: no file may be deleted."""
