@@ -800,6 +800,17 @@ def test_an_mtu_that_differs() -> None:
     assert commands(finding) == "node2: sudo ip link set ens5 mtu 1500"
 
 
+def test_without_a_majority_the_smallest_mtu_fits_all() -> None:
+    some = cluster(2)
+    jumbo = Interface(name="ens5", addresses=("10.77.0.1/16",), mtu_bytes=9000)
+    facts = some.reports["node0"].facts.interfaces
+    assert facts is not None
+    some.facts("node0", interfaces=InterfaceFacts(interfaces=(jumbo,), gloo=facts.gloo))
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("net.mtu.differs", ())
+    assert commands(finding) == "node0: sudo ip link set ens5 mtu 1500"
+
+
 def _rtt(some: Cluster, paths: list[tuple[str, str]], low: float, middle: float) -> None:
     for path in paths:
         rtt = Rtt(num=12, min_ms=low, median_ms=middle, p95_ms=2 * middle, max_ms=3 * middle)

@@ -42,6 +42,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         (("--master-port", "70000"), "--master-port", "write 1 to 65535"),
         (("--nproc", "-3"), "--nproc", "write 0, 1, 2"),
         (("--backend", "mpi"), "--backend", "gloo"),
+        (("--ssh",), "--ssh: it is not known which other nodes", "add --nodes or --hostfile"),
+        (("--emit", "--ssh", "--nodes", "a,b"), "--emit uses no network", "leave one of them out"),
         (("--nodes", ""), "--nodes", "write node0,node1"),
         (("--nodes", "node[3-1]"), "--nodes", "node[0-7]"),
         (("--nodes", "a,a"), "--nodes", "twice: name each node once"),

@@ -249,8 +249,11 @@ def test_a_server_may_knock_and_no_more() -> None:
     asyncio.run(work())
 
 
-def test_an_agent_with_another_secret_is_remembered_after_its_end(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("node", "key", "outcome"), [("a", OTHER, "other-secret"), ("c", KEY, "wrong-host")]
+)
+def test_an_agent_that_is_none_of_ours_is_remembered_after_its_end(
+    node: str, key: RunKey, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls go to two ports in turn, and it may give up before we do."""
     calls: list[Any] = []
@@ -268,7 +271,7 @@ def test_an_agent_with_another_secret_is_remembered_after_its_end(
         prober = Prober(
             System(), CALLER, exchange, Mesh(exchange, lambda _peer, _how: None), lambda: None
         )
-        async with listening(key=OTHER) as (_, port):
+        async with listening(node, key) as (_, port):
             goal = Goal(is_named=True, master="", master_addr="", master_port=port)
             meeting = asyncio.create_task(prober.meet("localhost", goal))
             while "localhost" not in prober.edges or prober.edges["localhost"].mesh is None:
@@ -278,7 +281,7 @@ def test_an_agent_with_another_secret_is_remembered_after_its_end(
             await asyncio.sleep(0.01)
             found = prober.edges["localhost"].mesh
             assert found is not None
-            assert found.outcome == "other-secret"
+            assert found.outcome == outcome
         meeting.cancel()
         await prober.close()
 

@@ -239,8 +239,10 @@ def request_of(arguments: argparse.Namespace) -> Request:
     """Return what was asked. Raises UsageError."""
     from rankscope.preflight.exchange.discover import Asked
     from rankscope.preflight.options import Options
-    from rankscope.preflight.plan import Request
+    from rankscope.preflight.plan import Request, UsageError
 
+    if arguments.emit and arguments.ssh:
+        raise UsageError("--emit uses no network, and --ssh does: leave one of them out")
     nodes = read_nodes(arguments.nodes, "--nodes")
     _refuse_loose_nodes(nodes, arguments.words)
     who = Asked(

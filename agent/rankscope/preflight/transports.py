@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rankscope.preflight.exchange.ssh import SshCarrier
 
 
+_NO_OTHERS = "--ssh: it is not known which other nodes: add --nodes or --hostfile"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Transports:
     """What was asked for; empty: not by this transport."""
@@ -40,6 +43,8 @@ class Transports:
                 made.append(_server(self.server, key, who, os.environ))
             if self.is_over_ssh:
                 others = [node for node in who.nodes if node != who.me]
+                if not others:
+                    raise UsageError(_NO_OTHERS)
                 made.append(over_ssh(others, key.run_id, secret, who, request))
         except CarrierError as error:
             raise UsageError(str(error)) from error
@@ -83,7 +88,7 @@ def over_ssh(
     from rankscope.preflight.exchange.ssh import SshCarrier
 
     if not who.nodes:
-        raise UsageError("--ssh: it is not known which nodes: add --nodes or --hostfile")
+        raise UsageError(_NO_OTHERS)
     if request.command:
         raise UsageError("--ssh: nodes have command lines of their own: give --nproc, --backend, "
                          "--master-port in place of the launch")  # fmt: skip

@@ -238,6 +238,13 @@ class NetMtuDiffers(BuiltinCheck, id="net.mtu.differs", scope="all", needs=("pee
         odd = {
             node: one for mtu, some in groups.items() if mtu != usual for node, one in some.items()
         }
+        wanted, changed = usual, odd
+        if not has_majority:  # the smallest fits everywhere
+            wanted = min(groups)
+            changed = {
+                node: one for mtu, some in groups.items() if mtu > wanted
+                for node, one in some.items()
+            }  # fmt: skip
         says = ", ".join(
             f"{listed(list(some))} {mtu}" for mtu, some in groups.items() if mtu != usual
         )
@@ -250,11 +257,9 @@ class NetMtuDiffers(BuiltinCheck, id="net.mtu.differs", scope="all", needs=("pee
                 for mtu, some in groups.items()
             ),
             fix=tuple(
-                Fix(node=node, command=f"sudo ip link set {one.name} mtu {usual}", owner="admin")
-                for node, one in list(odd.items())[:4]
-            )
-            if has_majority
-            else (),
+                Fix(node=node, command=f"sudo ip link set {one.name} mtu {wanted}", owner="admin")
+                for node, one in list(changed.items())[:4]
+            ),
             unless="the job uses another interface, or the difference is meant",
         )
 

@@ -62,7 +62,7 @@ class Goal:
     num_peers: int = 1  # that this node probes
 
 
-_STRANGERS: frozenset[DialClass] = frozenset(("other-secret", "other-version"))
+_STRANGERS: frozenset[DialClass] = frozenset(("other-secret", "other-version", "wrong-host"))
 _NO_ANSWER: frozenset[DialClass] = frozenset(("refused", "drop", "no-data", "error"))
 
 
@@ -253,7 +253,7 @@ class Prober:
         return call
 
     def _is_known_stranger(self, peer: str, dials: Sequence[Dial]) -> bool:
-        """Return whether an agent with another secret answered before, and now no one does.
+        """Return whether an agent that is not the peer's answered before, and now no one does.
 
         It is on one of the ports alone, and may have ended: what it said still holds.
         """
