@@ -15,7 +15,8 @@ from tests.preflight.trial import Way, ask_all, misses
 pytestmark = [
     pytest.mark.multiproc, pytest.mark.laboratory, pytest.mark.needs("namespaces"),
 ]  # fmt: skip
-WAY = Way(options="--quick", has_torch=False)
+# A machine too busy to time a path has no answer there, and exit 3: what is timed has other tests.
+WAY = Way(options="--quick", has_torch=False, skip=("net.latency",))
 # What a firewall of the laboratory needs is in another test; here: routes, interfaces, places.
 MENDED = (
     "route-blackhole", "route-gateway", "gloo-other-network", "nic-down", "loopback-down",
