@@ -43,6 +43,7 @@ from rankscope_server.observe.resume import Start, last_whole_save
 
 _DAY_SECONDS = 86_400.0
 _LONG_STEP = 0.95  # of a rank's steps are shorter
+_MOST_SAVES = 0.75  # took no longer than what is said of those before
 _ByStep: TypeAlias = dict[int, list[tuple[float, int, int]]]  # seconds, rank, when
 _LEAST_SECONDS = 1e-3  # that a save takes, where it has a logarithm
 
@@ -373,6 +374,7 @@ def slow_save_finding(window: Window, saves: Saves) -> Finding | None:
     if share < policy.cost_silent_ratio:
         return None
     before = saves.seconds[: _slower_from(saves, policy)]
+    usual_seconds = float(np.quantile(before, _MOST_SAVES)) if before else 0.0
     # Those that take the time: the last save of a run may hold nothing new.
     slow = [n for n, took in enumerate(saves.seconds) if took >= delta / 2]
     names = {saves.slowest[n] for n in slow[-policy.recent_saves :]}
@@ -381,14 +383,12 @@ def slow_save_finding(window: Window, saves: Saves) -> Finding | None:
     severity: Severity = "info" if share < policy.save_warning_share else "warning"
     at = saves.steps[len(before) or slow[0]]
     who = f"{window.who(ranks)} saves" if ranks else "Saving"
-    usual = (
-        f"; before step {at:,} it took {seconds_text(float(np.median(before)))}" if before else ""
-    )
+    usual = f"; before step {at:,} it took {seconds_text(usual_seconds)}" if before else ""
     alone = "; the other ranks save in a fraction of it" if ranks else ""
     return window.finding(
         "slow_checkpoint",
         f"slow-checkpoint/{rank if ranks else 'all'}",
-        levels=[Level("saves", "before", float(np.median(before)))] if before else (),
+        levels=[Level("saves", "before", usual_seconds)] if before else (),
         severity=severity,
         ranks=ranks,
         onset_step=at,
