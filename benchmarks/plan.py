@@ -201,10 +201,12 @@ def calibrated(
     inside = None
     if machine.devices > 1:
         inside = fitted(by_key["link", "", machine.devices][link], link, machine.devices)
-    sums = 0.0
-    if layout.tensor > 1:  # of two matrices there are two: one forward, one backward
-        alone, cut = (by_key["message", "", number]["seconds"] for number in (1, layout.tensor))
-        sums = max(0.0, cut - alone * max(1.0, layout.tensor / (os.cpu_count() or 1))) / 2
+    sums, alone = 0.0, by_key.get(("message", "", 1))
+    if layout.tensor > 1 and alone:  # of two matrices there are two: one forward, one backward
+        cut = by_key["message", "", layout.tensor]["seconds"]
+        sums = (
+            max(0.0, cut - alone["seconds"] * max(1.0, layout.tensor / (os.cpu_count() or 1))) / 2
+        )
     return dataclasses.replace(
         machine, flops=3 * LAYERS / (asleep + awake),
         memory_bytes_per_second=model.parameters * state / max(update, 1e-9) / shared,
