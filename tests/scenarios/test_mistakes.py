@@ -78,7 +78,7 @@ def test_a_parameter_server_that_all_workers_wait_for_is_advised_against(
 ) -> None:
     run.start_forked(
         4, "--strategy", "parameter_server", "--exchange", exchange,
-        "--steps", "40", "--width", "256", "--context", "16",
+        "--steps", "40", "--layers", "2", "--width", "256", "--context", "16",
         "--batch-size", "1", "--microbatches", "1", "--layer-seconds", "0.004",
     )  # fmt: skip
     answer = answer_of(run)
