@@ -35,6 +35,7 @@ from rankscope.node.upload.spool import Spool
 from rankscope.node.upload.uploader import Uploader
 from rankscope.node.upload.vitals import Vitals
 from rankscope.settings import SettingError, Settings
+from rankscope.wire import schema
 
 EXIT_USAGE, EXIT_SOFTWARE = 64, 70
 NICE = 10
@@ -73,7 +74,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(run_directory: Path, settings: Settings, server: Server | None, lock: int) -> None:
     node = run_directory / "node"
     host = socket.gethostname()
-    spool = None if server is None else Spool(node / "spool", settings.spool_bytes)
+    num_aside = 0 if server is None else leftovers.choose_server(run_directory, server.url)
+    spool = None if server is None else Spool(run_directory / leftovers.SPOOL, settings.spool_bytes)
     offsets = _recover(node, spool, host)
     ledger = Ledger(offsets.losses)
     outbox: Outbox
@@ -105,6 +107,7 @@ def _run(run_directory: Path, settings: Settings, server: Server | None, lock: i
         )
         uploader.start()
         _begin_delivery(run_directory, settings)
+        _say_set_aside(outbox, num_aside, node)
     terminated = _on_sigterm(collector.wake.set)
     try:
         while not terminated():
@@ -122,16 +125,29 @@ def _run(run_directory: Path, settings: Settings, server: Server | None, lock: i
 
 
 def _begin_delivery(run_directory: Path, settings: Settings) -> None:
-    """Write down which server gets this run, and look after the runs that were here before."""
+    """Take the mark of a delivered run away, and look after the runs that were here before."""
     with contextlib.suppress(OSError):
         (run_directory / leftovers.DELIVERED).unlink(missing_ok=True)
-        (run_directory / leftovers.SERVER).write_text(settings.server)
     leftovers.Leftovers(run_directory, settings, os.environ).start()
+
+
+def _say_set_aside(outbox: Outbox, num_batches: int, node: Path) -> None:
+    """Report batches of this run that were meant for another server."""
+    if num_batches:
+        logger.warning("%d batches in %s are for another server: left there", num_batches, node)
+        fields = {"batches": str(num_batches), "directory": str(node)}
+        outbox.record(
+            schema.Event(
+                attempt=0, rank=schema.NODE_RANK, time_ns=time.time_ns(),
+                name="batches for another server", fields=fields,
+            )
+        )  # fmt: skip
 
 
 def _mark_delivered(run_directory: Path, collector: Collector, outbox: Outbox) -> None:
     """Mark a run of which the server has everything: its directory may be deleted some time."""
-    if outbox.wants_chunks and collector.is_drained() and collector.has_finished_all():
+    is_all = collector.is_drained() and collector.has_finished_all()
+    if outbox.wants_chunks and is_all and not leftovers.num_set_aside(run_directory):
         with contextlib.suppress(OSError):
             (run_directory / leftovers.DELIVERED).touch()
 

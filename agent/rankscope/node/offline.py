@@ -87,7 +87,8 @@ class OfflineRun:
             self.notes.append(
                 f"{directory}: was sent to {server}; what that server has got is only there"
             )
-        for path in sorted((directory / "node" / "spool").glob(f"*{SUFFIX}")):
+        waiting = (directory / "node").glob(f"spool*/*{SUFFIX}")  # for any server
+        for path in sorted(waiting, key=lambda path: path.name):
             try:
                 body = zstd.unpack(SpoolEntry(0, 0, 0, path).body(), _MAX_SPOOLED_BYTES)
                 batch = schema.decode_batch(body)

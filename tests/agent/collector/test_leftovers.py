@@ -68,6 +68,42 @@ def test_a_run_of_another_server_stays_where_it_is(tmp_path: Path, receiver: Rec
     assert receiver.num_posts == 0
 
 
+def test_batches_for_one_server_are_never_sent_to_another(run: Path, receiver: Receiver) -> None:
+    """A job's name may come again on another day, and with another server."""
+    first_port = free_port()
+    fake = FakeRank(run, 0)
+    fake.say("for the first server")
+    assert ensure(run, server=f"127.0.0.1:{first_port}", flush_seconds=0.2)
+    wait_for(lambda: spooled(run))
+    kill(run)
+    waiting = [path.read_bytes() for path in spooled(run)]
+
+    fake.say("for the second server")
+    assert ensure(run, server=receiver.url)
+    wait_for(lambda: [e for e in receiver.records(schema.Event) if "another server" in e.name])
+    wait_for(lambda: receiver.records(schema.LogLine))
+    assert [line.message for line in receiver.records(schema.LogLine)] == ["for the second server"]
+    assert leftovers.num_set_aside(run) >= len(waiting)
+    assert "are for another server" in (run / "node" / "collector.log").read_text()
+    kill(run)
+
+    first = Receiver(first_port)  # it is back, spelled in another way
+    try:
+        assert ensure(run, server=f"{first.url}/")
+        wait_for(lambda: first.records(schema.LogLine))
+        assert [line.message for line in first.records(schema.LogLine)] == ["for the first server"]
+        of_receiver = set(receiver.batches)
+        assert not of_receiver & set(first.batches)
+        kill(run)
+    finally:
+        first.close()
+
+
+def kill(run: Path) -> None:
+    os.kill(processes.collector_pid(run), 9)
+    wait_for(lambda: not leftovers.is_held(run))
+
+
 def test_of_several_runs_on_one_node_each_has_its_collector(
     tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -4,6 +4,9 @@ A collector marks a run as delivered when all its processes are gone and the ser
 Runs without that mark whose collector died (with the machine's power, or for want of a server)
 get one again, one after the other. Only delivered runs are ever deleted, and none of which a
 process lives or which a collector holds. One collector of a base directory looks at a time.
+
+A run goes to one server. Where it is launched again under its name for another one, the batches
+that wait for the first are set aside until a collector of the run is started for that.
 """
 
 from __future__ import annotations
@@ -16,18 +19,28 @@ import shutil
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rankscope.address import AddressError, read_address
 from rankscope.files import ring
-from rankscope.files.run_directory import COLLECTIVES_RING, rank_directories
+from rankscope.files.run_directory import (
+    COLLECTIVES_RING,
+    clean_run_id,
+    make_private,
+    rank_directories,
+    replace_file,
+)
 from rankscope.files.start_collector import ensure_collector, take_lock
 from rankscope.node.ranks.rank import COLLECTED
+from rankscope.node.upload.spool import SUFFIX
 from rankscope.process.family import process_start_ticks
 from rankscope.settings import Settings
 
 DELIVERED = "node/delivered"
 SERVER = "node/server"  # where the run is sent to: leftovers go there and nowhere else
+SPOOL = "node/spool"
 LOCK = "leftovers.lock"
 MAX_RUNS = 100  # that are delivered by one look
 _DELIVERY_SECONDS = 120.0  # a collector without a server gives up after one minute
@@ -94,11 +107,47 @@ class Leftovers(threading.Thread):
 
     def _is_for_our_server(self, path: Path) -> bool:
         try:
-            return bool(self._settings.server) and (
-                (path / SERVER).read_text() == self._settings.server
-            )
-        except OSError:
+            own = read_address(self._settings.server).url
+        except AddressError:
             return False
+        return server_of(path) == own
+
+
+def server_of(run_directory: Path) -> str:
+    """Return the address of the server that a run is sent to, empty where none is known."""
+    try:
+        return read_address((run_directory / SERVER).read_text().strip()).url
+    except (OSError, ValueError):
+        return ""
+
+
+def choose_server(run_directory: Path, server: str) -> int:
+    """Leave in the spool what is for this server; return how many batches wait for others.
+
+    To be called before the spool is read. Raises OSError.
+    """
+    before = server_of(run_directory)
+    if before and before != server:
+        _move_batches(run_directory / SPOOL, _aside(run_directory, before))
+    _move_batches(_aside(run_directory, server), run_directory / SPOOL)
+    replace_file(run_directory / SERVER, server.encode())
+    return num_set_aside(run_directory)
+
+
+def num_set_aside(run_directory: Path) -> int:
+    """Return how many batches wait for another server than the run's."""
+    return len(list(run_directory.glob(f"{SPOOL}.*/*{SUFFIX}")))
+
+
+def _aside(run_directory: Path, server: str) -> Path:
+    name = f"{SPOOL}.{clean_run_id(server)}-{zlib.crc32(server.encode()):08x}"
+    return run_directory / name
+
+
+def _move_batches(source: Path, target: Path) -> None:
+    for path in source.glob(f"*{SUFFIX}"):
+        make_private(target)
+        os.replace(path, target / path.name)
 
 
 def runs(base: Path) -> list[Path]:
