@@ -33,6 +33,9 @@ def test_large_numbers_have_a_prefix() -> None:
     assert si_text(123_456, "tokens/s") == "123 ktokens/s"
     assert si_text(28.44, "steps/s") == "28.44 steps/s"
     assert si_text(2.3, "") == "2.3"
+    assert si_text(5985, "tokens/s") == "5,985 tokens/s"
+    assert ms_text(1059) == "1,059 ms"
+    assert ms_text(4_200_000) == "4,200.0 s"
 
 
 def test_hours_of_a_small_loss_are_told() -> None:

@@ -282,7 +282,7 @@ def test_clocks_that_are_seconds_apart_are_brought_together(sender: Sender) -> N
     job = sent(sender, Job(hosts=2, ahead_ms=(0.0, 5_000.0), more={(3, "backward"): 40.0}))
     answer = sender.get(f"/steps/{STEP}")
     assert answer["is_clock_sure"]
-    assert "2 hosts were up to 2500 ms off" in answer["clock_text"]
+    assert "2 hosts were up to 2,500 ms off" in answer["clock_text"]
     begins = [lane["begin_us"] for lane in answer["lanes"]]
     truth = [job.rows[rank, STEP]["started"] / 1e3 for rank in range(4)]
     assert np.ptp(np.array(begins) - np.array(truth)) < 200

@@ -35,9 +35,9 @@ def place_text(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 def ms_text(milliseconds: float) -> str:
     """Return a duration with its unit, three digits of it."""
     if milliseconds >= 10_000:
-        return f"{milliseconds / 1000:.1f} s"
+        return f"{milliseconds / 1000:,.1f} s"
     if milliseconds >= 100:
-        return f"{milliseconds:.0f} ms"
+        return f"{milliseconds:,.0f} ms"
     if 0 < milliseconds < 0.1:
         return f"{1000 * milliseconds:.2g} us"
     return f"{milliseconds:.1f} ms"
@@ -89,7 +89,7 @@ def si_text(value: float, unit: str) -> str:
     for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e5, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if prefix == 'k' else size):.3g} {prefix}{unit}".rstrip()
-    return f"{value:.4g} {unit}".rstrip()
+    return f"{value:,.4g} {unit}".rstrip()
 
 
 def times_text(ratio: float) -> str:
