@@ -202,6 +202,11 @@ export function words(name) {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
+/** A name in the middle of a sentence; an abbreviation stays one. @param {string} name */
+export function inside(name) {
+  return /^[A-Z][a-z]/.test(name) ? name.charAt(0).toLowerCase() + name.slice(1) : name;
+}
+
 /** A number's name, and whose it is where that of the job would be another. @param {string} name @param {number} rank */
 export function metricTitle(name, rank) {
   const title = words(name.replace(/_(bytes|ratio)$/, '')).replace(' flops ', ' FLOPs ');

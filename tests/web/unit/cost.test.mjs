@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { costWords, money } from '../../../web/app/format.js';
-import { hoursWords, readChanges, readPrice, shareWords, spotPaysFrom, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
+import { hoursWords, isTelling, readChanges, readPrice, shareWords, spotPaysFrom, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
 import { readPath } from '../../../web/app/url.js';
 
 const part = (name, share) => ({ name, what: '', rank_hours: share * 8, share });
@@ -44,6 +44,15 @@ test('switches are read from the address and answered in proportion to the recor
   assert.equal(stepWith(found, []), 200);
   assert.equal(stepWith(found, ['b', 'a']), 120);
   assert.equal(stepWith(found, ['c']), null);
+});
+
+test('a change within what the replay is off by says nothing', () => {
+  const found = {
+    step_lo: 1, step_hi: 9, num_steps: 9, step_ms: 100, replayed_ms: 101,
+    changes: ['a', 'b', 'c'].map((key) => ({ key, label: '', assumption: '' })),
+    outcomes: [[[], 101], [['a'], 80], [['b'], 100.5]].map(([keys, step_ms]) => ({ keys, step_ms })),
+  };
+  assert.deepEqual(['a', 'b', 'c'].map((key) => isTelling(found, key)), [true, false, true]);
 });
 
 test('a little is never nothing', () => {

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
-import { ago, bytes, change, count, deviation, duration, enteredWords, figure, firstLine, isOfParts, metricTitle, percent, plural, ranges, si, sinceSilent, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
+import { ago, bytes, change, count, deviation, duration, enteredWords, figure, firstLine, inside, isOfParts, metricTitle, percent, plural, ranges, si, sinceSilent, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
 import { fold, inFront, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { stepHref, stepWords } from '../../../web/app/parts/logfields.js';
@@ -206,4 +206,10 @@ test('a group that only sends and receives is not called idle', () => {
   assert.equal(enteredWords(7692), 'no collective, 7,692 sends and receives');
   assert.equal(enteredWords(0), 'no collective');
   assert.equal(enteredWords(null), 'no collective');
+});
+
+test('an abbreviation stays one in the middle of a sentence', () => {
+  assert.equal(inside('RSS'), 'RSS');
+  assert.equal(inside('IO wait'), 'IO wait');
+  assert.equal(inside('Sent bytes'), 'sent bytes');
 });

@@ -7,6 +7,7 @@ import { setTitle } from '../page.js';
 import { Card, Empty, Problem, Skeleton, Table } from '../parts/bits.js';
 import {
   hoursWords,
+  isTelling,
   LOOKS,
   readChanges,
   readPrice,
@@ -200,6 +201,8 @@ function Changes({ run, data, price }) {
       note: sentence(`no replay of the steps: ${data.no_what_if || 'nothing was recorded of operations'}`),
     });
   const chosen = readChanges(found, query.value.if);
+  const shown = found.changes.filter((one) => chosen.includes(one.key) || isTelling(found, one.key));
+  const left = found.changes.length - shown.length;
   /** @param {string} key @param {boolean} on */
   function turn(key, on) {
     const keys = on ? [...chosen, key] : chosen.filter((one) => one !== key);
@@ -213,7 +216,7 @@ function Changes({ run, data, price }) {
     },
     t.div(
       { class: 'switches' },
-      found.changes.map((one) => {
+      shown.map((one) => {
         const alone = stepWith(found, [one.key]);
         return t.label(
           { key: one.key, class: 'switch' },
@@ -233,6 +236,9 @@ function Changes({ run, data, price }) {
         );
       }),
     ),
+    left > 0
+      ? t.p({ class: 'note padded' }, `${plural(left, 'change')} would give no more than the replay is off by.`)
+      : null,
     el(Result, { data, found, chosen, price }),
     data.slow_ranks.length > 0 && !found.changes.some((one) => one.key === 'as-peers')
       ? t.p(

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { count, plural } from '../format.js';
+import { sentence as asSentence, count, plural } from '../format.js';
 import { useHeld } from '../live.js';
 import { setTitle } from '../page.js';
 import { AdviceCard } from '../parts/advice.js';
@@ -69,7 +69,7 @@ export function Page({ run, topic, ended }) {
             t.span({ class: 'pill' }, one.state),
             t.span(null, one.text),
             one.state !== 'ran' && one.reason
-              ? t.span({ class: 'reason' }, one.reason, one.remedy ? `. ${one.remedy}` : '')
+              ? t.span({ class: 'reason' }, asSentence(one.reason), one.remedy ? ` ${asSentence(one.remedy)}` : '')
               : null,
           ),
         ),

@@ -237,7 +237,11 @@ function Figures({ data }) {
       rows: data.figures,
       keyOf: (one) => `${one.name} ${one.kind}`,
       columns: [
-        { label: 'What', class: 'wide', cell: (one) => one.text },
+        {
+          label: 'What',
+          class: 'wide',
+          cell: (one) => [one.text, one.kind ? t.span({ class: 'faint' }, ` ${words(one.kind)}`) : null],
+        },
         { label: 'Value', class: 'num nowrap', cell: withUnit },
         {
           label: 'Metric',

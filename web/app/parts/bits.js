@@ -3,7 +3,7 @@
 import { Component } from 'preact';
 import { useEffect, useId, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { apiHref } from '../api.js';
-import { ago, count, dateTime, words } from '../format.js';
+import { ago, count, dateTime, sentence, words } from '../format.js';
 import { announce, copy, now } from '../page.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
@@ -255,8 +255,8 @@ export function Problem({ error, retry, what }) {
   const { detail } = error;
   return t.div(
     { class: 'problem', role: 'status' },
-    t.p({ class: 'lead' }, `Could not load ${what}. ${detail.what}${/[.!?]$/.test(detail.what) ? '' : '.'}`),
-    detail.remedy ? t.p(null, detail.remedy) : null,
+    t.p({ class: 'lead' }, `Could not load ${what}. ${sentence(detail.what)}`),
+    detail.remedy ? t.p(null, sentence(detail.remedy)) : null,
     t.p(
       { class: 'note' },
       t.button({ type: 'button', class: 'link', onClick: retry }, 'Try again'),

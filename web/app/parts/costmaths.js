@@ -33,6 +33,15 @@ export function stepWith(found, keys) {
   return (found.step_ms * outcome.step_ms) / found.replayed_ms;
 }
 
+/** Whether a change alone gives more than the replay is off by. @param {WhatIf} found @param {string} key */
+export function isTelling(found, key) {
+  const alone = stepWith(found, [key]);
+  const error = Math.abs(found.replayed_ms / found.step_ms - 1);
+  return alone === null || Math.abs(alone / found.step_ms - 1) > Math.max(error, LEAST_GAIN);
+}
+
+const LEAST_GAIN = 0.0005; // less is written as 0 %
+
 /** A price per rank-hour as people write it; null for none. @param {string | undefined} text */
 export function readPrice(text) {
   const value = Number((text ?? '').replace(',', '.'));

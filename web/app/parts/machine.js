@@ -2,7 +2,7 @@
 
 import { csvHref, useApi } from '../api.js';
 import { Series } from '../charts/series.js';
-import { words } from '../format.js';
+import { inside, words } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { CappedNote, Card, LeftOutNote, Loaded } from './bits.js';
@@ -218,5 +218,5 @@ function Charts({ data }) {
 /** @param {SampleSeries} one */
 function title(one) {
   const name = words(one.name.replace(/_(ratio|bytes|celsius|mhz|watts|mbps|cores)(_per_second)?$/, ''));
-  return one.label ? `${one.label}: ${name.charAt(0).toLowerCase()}${name.slice(1)}` : name;
+  return one.label ? `${one.label}: ${inside(name)}` : name;
 }
