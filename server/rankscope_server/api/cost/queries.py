@@ -33,7 +33,7 @@ WHAT: dict[str, str] = {
     "first steps": "What the first steps take beyond the others: compiling, allocating",
     "restart": "Between two attempts",
     "lost work": "Steps that a later attempt did again, with all their parts",
-    "stuck or failing": "From a rank's last step to its end, where it did not end cleanly",
+    "stuck or failing": "From a rank's last step to its end, where it hung or did not end cleanly",
     "after the end": "From a rank's last step to the end of the run",
     "unknown": "Time of which nothing was recorded",
 }

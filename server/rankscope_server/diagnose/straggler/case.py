@@ -272,8 +272,9 @@ def _next(window: Window, case: Case) -> str:
             f"optimizer{at}: logging, saving, .item(), sleeping; if it is the same as on the "
             f"others, at {host}: other processes on its cores, throttling"
         )
+    live = "" if window.has_ended else " while it runs"
     return (
-        f"Look at {code}{host} while it runs: clocks and throttling, other processes on the cores "
+        f"Look at {code}{host}{live}: clocks and throttling, other processes on the cores "
         f"or the GPU of rank {case.worst_rank}; if nothing shows, run the job without {host}"
     )
 
