@@ -21,10 +21,21 @@ TYPE_CHECKING = False  # typing's own takes 8 ms, which each Python program of a
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankscope.rank.api import LoggingHandler, init, log_metrics, phase, set_step, stage, step
+    from rankscope.rank.api import (
+        LoggingHandler,
+        init,
+        log_metrics,
+        phase,
+        regrouped,
+        set_step,
+        stage,
+        step,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["LoggingHandler", "init", "log_metrics", "phase", "set_step", "stage", "step"]
+__all__ = [
+    "LoggingHandler", "init", "log_metrics", "phase", "regrouped", "set_step", "stage", "step",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

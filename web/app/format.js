@@ -261,6 +261,7 @@ const KINDS = {
   crash: 'Crash',
   failed_start: 'Ended before its first step',
   stopped: 'Stopped from outside',
+  lost_rank: 'A rank was lost, the others train on',
   clock_offset: 'A clock is ahead or behind',
   clock_drift: 'A clock runs too fast or too slowly',
   slow_link: 'Slow link, adapter, host or switch',

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rankscope.rank.attach import start as attach
 from rankscope.rank.guard import guarded
+from rankscope.wire.schema import REGROUPED
 
 
 def init(**settings: Any) -> None:
@@ -50,6 +51,23 @@ def set_step(number: int) -> None:
     context = attach.context()
     if context is not None:
         context.clock.renumber(int(number))
+
+
+@guarded
+def regrouped(epoch: int, ranks: Sequence[int], *, rank: int, world_size: int) -> None:
+    """Say which ranks of the job the next default group is made of, in its order.
+
+    For programs that train on without a rank that is lost, or with one that comes: call it on all
+    members, before each `init_process_group`. `epoch` counts the groups from 1, the same on all of
+    them; `rank` and `world_size` are this process's in the whole job, whatever its group is.
+    """
+    context = attach.context()
+    if context is not None:
+        context.world_known(int(rank), int(world_size))
+        if context.recorder is not None:
+            context.recorder.regrouped(int(epoch), [int(member) for member in ranks])
+            members = ",".join(str(int(member)) for member in ranks)
+            context.event(REGROUPED, {"epoch": str(int(epoch)), "ranks": members})
 
 
 @guarded

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -78,6 +78,7 @@ class Recorder:
         self._numbers = itertools.count(self._ring.begun)
         self._groups_by_id: dict[int, Group] = {}
         self._worlds = 0
+        self._members: tuple[int, ...] = ()  # of the default group, where it is not of all ranks
         self._instances: dict[tuple[int, str], int] = {}
         self._group_lock = threading.Lock()
         self._is_alone = False
@@ -292,6 +293,8 @@ class Recorder:
         if self._is_alone:
             label = f"{label}@{self.identity.rank}"
         ranks = [int(rank) for rank in dist.get_process_group_ranks(process_group)]
+        if self._members:
+            ranks = [self._members[rank] for rank in ranks]
         backend = backend_of(process_group)
         group = Group(sum(self._instances.values()), label, ranks, weakref.ref(process_group))
         index = journal.INDEXED.pack(group.index)
@@ -313,6 +316,10 @@ class Recorder:
     def world_made(self) -> None:
         """Count a default group: the names of groups begin anew with it."""
         self._worlds += 1
+
+    def regrouped(self, epoch: int, members: Sequence[int]) -> None:
+        """The next default group is number `epoch`, of these ranks of the run in its order."""
+        self._worlds, self._members = epoch - 1, tuple(members)
 
     def forget_groups(self) -> None:
         """Go on under new names that no peer has: from here on the sequences differ."""

@@ -88,11 +88,14 @@ STEP_WAITS_UNKNOWN = 32
 IMPORTED = "import"  # the launcher of a run that was recorded without the agent, and is over
 COMMAND_ENDED = "command ended"  # an event of a launcher, as RunStarted is of its begin
 RECORDING = "recording"  # an event: what is known of a recording as a whole
+REGROUPED = "regrouped"  # an event of each member: the ranks that train on, after some were lost
 THINNING_CHANGED = "thinning_changed"  # an event: from when on which steps are recorded whole
 DATA_LOADER = "data loader"  # an event: how a rank loads its data
 LOSS_SCALE = "loss scale"  # an event: by what the loss of each pass of a step is divided
 # Events that hold until the next one of their kind: an analysis that begins anew needs them all.
-LASTING_EVENTS = frozenset({COMMAND_ENDED, RECORDING, THINNING_CHANGED, DATA_LOADER, LOSS_SCALE})
+LASTING_EVENTS = frozenset({
+    COMMAND_ENDED, RECORDING, REGROUPED, THINNING_CHANGED, DATA_LOADER, LOSS_SCALE,
+})  # fmt: skip
 
 ChunkKind: TypeAlias = Literal[
     "collectives", "steps", "host", "pressure", "tcp", "disk", "nic", "cgroup", "process",

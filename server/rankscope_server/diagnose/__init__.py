@@ -32,6 +32,7 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     hang.Hang(),
     desync.Desync(),
     crash.RootCause(),
+    crash.Regrouping(),
     clocks.ClockOffsets(),
     links.SlowLink(),
     communication.Communication(),

@@ -106,6 +106,11 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     ),
     Kind("stopped", "Stopped from outside", ("root-cause",),
          "the job was stopped by a signal from outside; no rank is named", _INFO),
+    Kind(
+        "lost_rank", "A rank was lost, the others train on", ("regrouping",),
+        "the ranks that are left have regrouped and train on without this one, or a process has "
+        "taken its place", "warning; info once its place is taken", True,
+    ),
     Kind("clock_offset", "A clock is ahead or behind", ("clock",), _CLOCK,
          "warning from one second on, or between ranks of one host; else info", True),
     Kind("clock_drift", "A clock runs too fast or too slowly", ("clock",), _CLOCK, _WARNING, True),

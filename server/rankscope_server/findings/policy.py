@@ -232,6 +232,9 @@ class Policy:
     last_words_seconds: float = 120.0
     last_words_after_seconds: float = 10.0
     last_line_seconds: float = 2.0  # where a launcher passed it on: longer, and it is another's
+    # A job that regroups waits for a rank as long as its time-out of a collective, of some seconds,
+    # twice; until then one that ended is not taken for the end of the job.
+    regroup_seconds: float = 60.0
     # An error on at most this share of the ranks is rare: one node of 8 in a job of 64. Echoes
     # come from all but the culprit, so that any share well below a half would do.
     rare_ratio: float = 0.125

@@ -12,6 +12,7 @@ from rankscope.wire.schema import (
     IMPORTED,
     LOSS_SCALE,
     RECORDING,
+    REGROUPED,
     THINNING_CHANGED,
     AnyRecord,
     Environment,
@@ -24,6 +25,7 @@ from rankscope_server.observe.environment_table import EnvironmentTable
 from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.memory_table import MemoryTable
 from rankscope_server.observe.number_table import NumberTable
+from rankscope_server.observe.regroups import Regroups
 from rankscope_server.observe.resume import ScriptSteps
 from rankscope_server.observe.thinning import Thinning, thinning_of
 from rankscope_server.observe.time_sums import TimeSums
@@ -87,6 +89,7 @@ class Facts:
     is_recording: bool = False  # of a run without the agent: nothing more will come of it
     slowdown: ReplayedSlowdown | None = None  # of a recording that holds single operations
     lacks_dates: bool = False  # the recording says when in a step, not on which day
+    regroups: Regroups = field(default_factory=Regroups)
     left_ns: int = 0  # when the last launcher's command ended
     left_code: int | None = None  # its exit code; of several the first that is not 0
 
@@ -102,6 +105,8 @@ class Facts:
             self.passes.take(record)
         elif isinstance(record, Event) and record.name == LOSS_SCALE:
             self._take_loss_scale(record)
+        elif isinstance(record, Event) and record.name == REGROUPED:
+            self.regroups.take(record)
         elif isinstance(record, Event):
             self._take_event(record)
         elif isinstance(record, RunStarted):

@@ -86,6 +86,7 @@ PICTURES: dict[str, tuple[Source, ...]] = {
     "crash": (_ENDS,),
     "failed_start": (_ENDS,),
     "stopped": (_ENDS,),
+    "lost_rank": (_ENDS,),
     "clock_offset": (_CLOCKS,),
     "clock_drift": (_CLOCKS,),
     "slow_link": (

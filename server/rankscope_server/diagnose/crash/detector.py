@@ -11,6 +11,7 @@ from rankscope.wire.schema import ErrorRaised
 from rankscope_server.diagnose.crash.blame import accused, is_level, on_one_clock, points
 from rankscope_server.diagnose.crash.failed_start import as_failed_start, is_failed_start
 from rankscope_server.diagnose.crash.last_words import with_last_words
+from rankscope_server.diagnose.crash.regrouping import is_survived
 from rankscope_server.diagnose.crash.words import (
     CrashCause,
     crash_next,
@@ -58,6 +59,7 @@ def _failures(window: Window) -> list[Failure]:
     found += [
         failure for ended in window.ended.values() if (failure := of_end(ended, errors)) is not None
     ]
+    found = [failure for failure in found if not is_survived(window, failure)]
     found = aborts_are_echoes(found, [of_error(error) for error in window.errors])
     if misled := accused(window, "desync"):  # gloo ends the ranks that got another length
         found = [
