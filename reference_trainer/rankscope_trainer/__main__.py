@@ -30,7 +30,10 @@ def main(arguments: list[str]) -> int:
     )
     try:
         settings = load_settings(arguments, os.environ, int(os.environ.get("WORLD_SIZE", "1")))
-        from rankscope_trainer.train import train  # torch, only once it is needed
+        if settings.regroup:  # torch, only once it is needed
+            from rankscope_trainer.regroup.training import train_in_groups as train
+        else:
+            from rankscope_trainer.train import train
 
         train(settings, stopping)
     except SettingError as error:

@@ -156,6 +156,7 @@ def _check_together(settings: Settings, world_size: int) -> None:
     STRATEGIES[settings.strategy].check(settings, world_size)
     if settings.layer_seconds:
         checks.layer_seconds(settings)
+    checks.regroup(settings)
     if settings.global_batch:
         checks.global_batch(settings, world_size)
     if settings.uneven_ratio and settings.strategy != "ddp":

@@ -209,6 +209,11 @@ class Batches:
         return len(self._windows)
 
     @property
+    def windows(self) -> list[int]:
+        """The windows of the batch drawn last."""
+        return list(self._current)
+
+    @property
     def is_at_epoch_start(self) -> bool:
         """Return whether no batch of this epoch was drawn yet."""
         return self.position % self.num_windows == 0

@@ -17,20 +17,32 @@ logger = logging.getLogger("rankscope_trainer")
 _log_metrics: Callable[..., None] | None = getattr(rankscope, "log_metrics", None)
 
 
+def name_lines(who: str) -> None:
+    """Begin each line of the log with the time and who writes it."""
+    form = f"%(asctime)s {who} %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, force=True)
+
+
 class Report:
     """Counts tokens and time between log lines, and passes on what was measured."""
 
     def __init__(self, *, log_every: int, tokens_per_step: int, losses: str) -> None:
         """Open the file of losses, if this rank is to write one."""
         self._log_every = log_every
-        self._tokens_per_step = tokens_per_step
         self._losses: TextIO | None = None
-        if losses:
-            Path(losses).parent.mkdir(parents=True, exist_ok=True)
-            self._losses = Path(losses).open("a", encoding="utf-8")
         self._attempt: dict[str, int] = {}
         self._steps = 0
         self._since = time.perf_counter()
+        self.regrouped(tokens_per_step, losses)
+
+    def regrouped(self, tokens_per_step: int, losses: str) -> None:
+        """Report for another group from now on, of which this rank may be the one that writes."""
+        self._tokens_per_step = tokens_per_step
+        self.close()
+        self._losses = None
+        if losses:
+            Path(losses).parent.mkdir(parents=True, exist_ok=True)
+            self._losses = Path(losses).open("a", encoding="utf-8")
 
     def step(self, step: int, loss: float | None, learning_rate: float, **measured: float) -> None:
         """Report one finished step, with whatever else the strategy measured in it."""

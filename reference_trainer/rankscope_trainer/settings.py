@@ -236,6 +236,30 @@ class Settings:
         1800.0, "A collective that takes longer fails.", minimum=1.0, below=1e9
     )
 
+    regroup: bool = _setting(
+        False,
+        "ddp, ring: where a rank dies, stops or comes, the others train on without a restart;"
+        " start with `python -m rankscope_trainer.regroup`.",
+    )
+    regroup_seconds: float = _setting(
+        10.0,
+        "regroup: a collective, or a rank that is waited for, may take so long.",
+        minimum=0.5,
+        below=1e6,
+    )
+    ask_advice: bool = _setting(
+        False,
+        "regroup: ask Rankscope's server which ranks to leave out, and log it (a dry run).",
+    )
+    obey_advice: bool = _setting(
+        False, "regroup, ask_advice: leave them out, each advice once, and never half of the ranks."
+    )
+    samples: str = _setting(
+        "",
+        "regroup: append which windows each rank drew, and what became of the step, to this file"
+        " as JSON lines.",
+    )
+
     log_every: int = _setting(10, "Steps between two log lines.", minimum=1)
     losses: str = _setting("", "Append the exact loss of each step to this file as JSON lines.")
     step_times: str = _setting(

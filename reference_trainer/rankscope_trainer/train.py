@@ -63,10 +63,7 @@ def train(settings: Settings, stopping: Stopping | None = None) -> None:
     """Join the other ranks, train, and leave the process group in order."""
     stopping = stopping or Stopping()
     stopping.give_grace(settings.grace_seconds)  # a notice may come before the first step
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    faults = build_faults(settings)
-    settings = faults.start(settings)
+    settings, faults = prepare(settings)
     world = join_world(device=settings.device, timeout_seconds=settings.timeout_seconds)
     signal = Trainer(settings, world, faults, stopping).run()
     # Only here: after a failure some other rank may be dead, and a process group that still has
@@ -75,6 +72,14 @@ def train(settings: Settings, stopping: Stopping | None = None) -> None:
     if signal:
         logger.warning("left after signal %d, together with all ranks", signal)
         raise Stopped(128 + signal)
+
+
+def prepare(settings: Settings) -> tuple[Settings, Injector]:
+    """Do what comes before any group: threads, faults; return the settings that these leave."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    faults = build_faults(settings)
+    return faults.start(settings), faults
 
 
 class Trainer:
@@ -93,14 +98,14 @@ class Trainer:
         self.strategy = STRATEGIES[settings.strategy].build(settings, world)
         self._last_steps = last_steps(settings, world.world_size)
         self.faults = faults or build_faults(settings)
-        self.batches, self.validation_batches = _build_data(settings, self.strategy, self.faults)
+        self.batches, self.validation_batches = build_data(settings, self.strategy, self.faults)
         self.report = Report(
             log_every=settings.log_every,
             tokens_per_step=self._tokens_per_step(),
             losses=settings.losses if self.strategy.writes_losses else "",
         )
         self.times = StepTimes(settings.step_times, rank=world.rank, restarts=world.restarts)
-        self.checkpoints = _build_checkpoints(settings, world, self.strategy)
+        self.checkpoints = build_checkpoints(settings, world, self.strategy)
         self.patience = Patience(settings.patience, world.device, agrees=settings.keep_best)
         self._losses: list[float] = []  # known here, since the last checkpoint
         self.stopping = stopping or Stopping()
@@ -127,23 +132,29 @@ class Trainer:
         ):
             while self._has_more(step) and not self.patience.is_exhausted:
                 step += 1
-                self.times.begin()
-                self.faults.begin_step(step)
-                batch = supply.next(step)
-                if batch is None:
+                if not self._advance(step, supply):
                     break
-                loss, measured = self._train_step(step, batch)
-                known_loss = None if loss is None else float(loss)
-                learning_rate = self.strategy.optimizer.param_groups[0]["lr"]
-                own = self.strategy.metrics()
-                self.report.step(step, known_loss, learning_rate, **own, **measured)
-                self.times.trained()
-                if known_loss is not None and self.settings.keep_best:
-                    self._losses.append(known_loss)
-                self._after(step)
-                self.times.end(step, own.get("waited_seconds"))
             self.strategy.settle()
         return supply.must_leave
+
+    def _advance(self, step: int, supply: Supply) -> bool:
+        """Train a step and do what is due after it; return False if all ranks leave instead."""
+        self.times.begin()
+        self.faults.begin_step(step)
+        batch = supply.next(step)
+        if batch is None:
+            return False
+        loss, measured = self._train_step(step, batch)
+        known_loss = None if loss is None else float(loss)
+        learning_rate = self.strategy.optimizer.param_groups[0]["lr"]
+        own = self.strategy.metrics()
+        self.report.step(step, known_loss, learning_rate, **own, **measured)
+        self.times.trained()
+        if known_loss is not None and self.settings.keep_best:
+            self._losses.append(known_loss)
+        self._after(step)
+        self.times.end(step, own.get("waited_seconds"))
+        return True
 
     def _has_more(self, step: int) -> bool:
         """Return whether a step follows this one; at the last, all ranks agree on some more."""
@@ -172,7 +183,7 @@ class Trainer:
         settings = self.settings
         measured: dict[str, float] = {}
         if changes_learning_rate(settings):
-            global_batch = sum(_batch_sizes(settings, self.strategy))
+            global_batch = sum(batch_sizes(settings, self.strategy))
             for group in self.strategy.optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, global_batch)
         self.faults.fire(Place.BEFORE_FORWARD)
@@ -182,9 +193,13 @@ class Trainer:
         if settings.takes_norm:
             norm = self.strategy.clip(settings.clip or math.inf)
             measured = {} if norm is None else {"gradient_norm": norm}
+        self._agree_to_update(step, loss)
         self.strategy.update()
         self.faults.fire(Place.AFTER_UPDATE)
         return loss, measured
+
+    def _agree_to_update(self, step: int, loss: Tensor | None) -> None:
+        """Return once the ranks are agreed that they all update; most have nothing to agree on."""
 
     def _after(self, step: int) -> None:
         """Validate and write a checkpoint where they are due."""
@@ -245,6 +260,8 @@ class Trainer:
 
     def _resume(self) -> int:
         """Return the step after which training goes on."""
+        if self.checkpoints is not None and self.world.rank == 0:
+            self.checkpoints.remove_unfinished()
         if self.checkpoints is None or not self.settings.resume:
             return 0
         is_best = self.settings.resume_from == "best"
@@ -277,7 +294,7 @@ class Trainer:
 
     def _tokens_per_step(self) -> int:
         """Count the tokens of a step over all ranks; pipeline ranks share the same ones."""
-        return sum(_batch_sizes(self.settings, self.strategy)) * self.settings.context
+        return sum(batch_sizes(self.settings, self.strategy)) * self.settings.context
 
 
 def build_faults(settings: Settings) -> Injector:
@@ -298,16 +315,17 @@ def build_faults(settings: Settings) -> Injector:
     )
 
 
-def _build_data(
+def build_data(
     settings: Settings, strategy: Strategy, faults: Injector
 ) -> tuple[Batches, Batches | None]:
+    """Return the batches that this rank trains on, and those that it validates on, if any."""
     source, text = _read_data(settings)
     training, validation = split_text(text, settings.validation_ratio)
     windows = ByteWindows(training, settings.context, on_read=faults.visit_sample)
     checksums = [checksum(*window) for window in _all(training, settings)]
     if source is not None:
         windows = FileWindows(source, len(training), settings.context, faults.visit_sample)
-    batch_size = _batch_sizes(settings, strategy)
+    batch_size = batch_sizes(settings, strategy)
     training_batches = Batches(
         windows,
         batch_size=batch_size,
@@ -345,7 +363,7 @@ def _all(text: bytes, settings: Settings) -> Iterator[Sample]:
         yield from (windows[index] for index in range(len(windows)))
 
 
-def _batch_sizes(settings: Settings, strategy: Strategy) -> list[int]:
+def batch_sizes(settings: Settings, strategy: Strategy) -> list[int]:
     """Return the sequences that each shard draws in a step."""
     if not settings.global_batch:
         return [settings.batch_size * strategy.microbatches] * strategy.num_shards
@@ -353,12 +371,13 @@ def _batch_sizes(settings: Settings, strategy: Strategy) -> list[int]:
     return [settings.batch_size * microbatches for microbatches in by_rank]
 
 
-def _build_checkpoints(settings: Settings, world: World, strategy: Strategy) -> Checkpoints | None:
+def build_checkpoints(settings: Settings, world: World, strategy: Strategy) -> Checkpoints | None:
+    """Return the checkpoints of the run as the ranks of a group write them, None without any."""
     if not settings.checkpoint_dir:
         return None
     shape = {name: getattr(settings, name) for name in RESUMED_WITH_THE_SAME}
     shape |= strategy.checkpoint_shape()
-    checkpoints = Checkpoints(
+    return Checkpoints(
         settings.checkpoint_dir,
         keep=settings.checkpoint_keep,
         keep_best=settings.keep_best,
@@ -366,6 +385,3 @@ def _build_checkpoints(settings: Settings, world: World, strategy: Strategy) -> 
         shape=shape,
         is_elastic=STRATEGIES[settings.strategy].is_elastic,
     )
-    if world.rank == 0:
-        checkpoints.remove_unfinished()
-    return checkpoints

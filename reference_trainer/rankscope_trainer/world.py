@@ -30,7 +30,7 @@ class World:
 def join_world(*, device: str, timeout_seconds: float) -> World:
     """Join the default process group: torchrun's if it started us, else one of a single rank."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = _choose_device(device, local_rank)
+    chosen = choose_device(device, local_rank)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if chosen.type == "cuda":
@@ -64,7 +64,8 @@ def leave_world() -> None:
     time.sleep(_LAST_RETURN_SECONDS)
 
 
-def _choose_device(device: str, local_rank: int) -> torch.device:
+def choose_device(device: str, local_rank: int) -> torch.device:
+    """Return where a local rank computes. Raises SettingError where GPUs are missing."""
     num_gpus = torch.cuda.device_count()
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device == "cuda" and num_gpus < local_world_size:

@@ -37,6 +37,10 @@ class Watched:
         """Start it sooner, where it does not matter what launched it."""
         return self._start(forked(ranks, *arguments), variables, is_forked=True)
 
+    def start_launcher(self, *command: str) -> Watched:
+        """Start another launcher, whose ranks need not import PyTorch."""
+        return self._start(list(command), fork_server.under_torchrun())
+
     def start_script(self, ranks: int, *command: str) -> Watched:
         """Start a script of its own the same way."""
         return self._start([*fork_server.launcher(ranks), *command], {}, is_forked=True)

@@ -76,7 +76,7 @@ def test_a_wrong_flag_names_the_setting_and_the_remedy(
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [
-        ("stepz = 3", "stepz", "Known settings: average_every"),
+        ("stepz = 3", "stepz", "Known settings: ask_advice, average_every"),
         ("steps = 3.5", "steps", "wrong type"),
         ("steps = true", "steps", "wrong type"),
         ("resume = 1", "resume", "wrong type"),

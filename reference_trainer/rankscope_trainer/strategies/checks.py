@@ -154,6 +154,32 @@ def global_batch(settings: Settings, world_size: int) -> None:
         )
 
 
+def regroup(settings: Settings) -> None:
+    """What is left of a group trains on where all hold the same. Raises SettingError."""
+    if not settings.regroup:
+        for name in ("samples", "ask_advice"):
+            if getattr(settings, name):
+                raise SettingError(name, "only regroup has it", "Give regroup as well")
+    if settings.obey_advice and not settings.ask_advice:
+        raise SettingError("obey_advice", "none is asked for", "Give ask_advice as well")
+    if not settings.regroup:
+        return
+    if settings.strategy not in ("ddp", "ring"):
+        problem = f"{settings.strategy} loses with a rank what no other rank holds"
+        raise SettingError("regroup", problem, "Leave it out, or choose ddp or ring")
+    if settings.comm_hook in ("powersgd", "fp8"):
+        problem = f"regroup loses with a rank the errors that {settings.comm_hook} still owes"
+        raise SettingError("comm_hook", problem, "Choose none, fp16 or bf16, or leave out regroup")
+    others = (
+        "uneven_ratio", "static_graph", "patience", "keep_best", "check_batches", "data_path",
+        "grace_seconds", "least_seconds", "loader_workers",
+    )  # fmt: skip
+    for name in others:
+        if getattr(settings, name):
+            problem = "with regroup ranks agree on nothing but whether a step is trained"
+            raise SettingError(name, problem, f"Leave out either regroup or {name}")
+
+
 def fsdp(settings: Settings, world_size: int) -> None:
     """Every replica has the same number of ranks. Raises SettingError."""
     if world_size % settings.replicas:

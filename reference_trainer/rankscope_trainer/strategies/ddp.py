@@ -17,6 +17,7 @@ gradients are added up locally under `no_sync`, and only the last backward commu
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,27 +42,56 @@ class DataParallel(Strategy):
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Wrap the model; DDP sends rank 0's weights to the others as it is constructed."""
-        by_rank = settings.microbatches_by_rank(world.world_size)
+        self._settings = settings
+        self._context = settings.context
+        self._device = world.device
+        self.model = build_model(settings).to(world.device)
+        self.optimizer = build_optimizer(settings, self.model)
+        self._memory: comm_hooks.Memory | None = None
+        self._hook_shape = f"{settings.comm_hook} {settings.powersgd_rank} {settings.bucket_mib}"
+        if settings.comm_hook == "fp8":  # a rank adds up a piece, of which there is one for each
+            self._hook_shape += f" on {world.world_size} ranks"
+        self._is_uneven = settings.uneven_ratio > 0
+        self._replica: DistributedDataParallel | None = None
+        self._share(world)
+        if not settings.regroup:
+            self._wrap()
+            if settings.static_graph:
+                self.warm_up()  # the backward that records the graph must not be of `no_sync`
+
+    def regroup(self, world: World) -> None:
+        """Reduce gradients with the ranks that there are now.
+
+        The reducer before must be gone first: its hooks on the parameters would reduce as well.
+        """
+        self._share(world)
+        self._replica = None
+        gc.collect()
+        self._wrap()
+
+    def _share(self, world: World) -> None:
+        """Take this rank's part of each step."""
+        by_rank = self._settings.microbatches_by_rank(world.world_size)
         self.microbatches = by_rank[world.rank]
         # DDP takes the mean over ranks. Where some have a microbatch more than others, all divide
         # by the mean number, so that each microbatch counts the same.
         self._microbatches_mean = sum(by_rank) / len(by_rank)
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0
-        self._context = settings.context
-        self._device = world.device
-        self.model = build_model(settings).to(world.device)
-        self.optimizer = build_optimizer(settings, self.model)
+
+    def _wrap(self) -> None:
         self._replica = DistributedDataParallel(
-            self.model, bucket_cap_mb=settings.bucket_mib, static_graph=settings.static_graph
+            self.model,
+            bucket_cap_mb=self._settings.bucket_mib,
+            static_graph=self._settings.static_graph,
         )
-        self._memory = comm_hooks.register(self._replica, settings)
-        self._hook_shape = f"{settings.comm_hook} {settings.powersgd_rank} {settings.bucket_mib}"
-        if settings.comm_hook == "fp8":  # a rank adds up a piece, of which there is one for each
-            self._hook_shape += f" on {world.world_size} ranks"
-        self._is_uneven = settings.uneven_ratio > 0
-        if settings.static_graph:
-            self.warm_up()  # the backward that records the graph must not be one of `no_sync`
+        self._memory = comm_hooks.register(self._replica, self._settings)
+
+    @property
+    def replica(self) -> DistributedDataParallel:
+        """The model as DDP wraps it."""
+        assert self._replica is not None, "no group was made yet"
+        return self._replica
 
     def train_batch(self, batch: Sample) -> Tensor:
         """Accumulate the gradients of all microbatches; the last backward reduces them."""
@@ -69,8 +99,8 @@ class DataParallel(Strategy):
         total = torch.zeros((), device=self._device)
         for index, (bytes_BT, next_BT) in enumerate(parts):
             is_last = index == len(parts) - 1
-            with contextlib.nullcontext() if is_last else self._replica.no_sync():
-                loss = next_byte_loss(self._replica(bytes_BT), next_BT) / self._microbatches_mean
+            with contextlib.nullcontext() if is_last else self.replica.no_sync():
+                loss = next_byte_loss(self.replica(bytes_BT), next_BT) / self._microbatches_mean
                 self.learnt(loss).backward()
             total += loss.detach()
         return total * (self._microbatches_mean / len(parts))  # the mean over its own
@@ -85,7 +115,7 @@ class DataParallel(Strategy):
         The mean is then taken over the ranks that still have batches. When the last one is done,
         its weights go to all.
         """
-        join: contextlib.AbstractContextManager[Any] = self._replica.join(
+        join: contextlib.AbstractContextManager[Any] = self.replica.join(
             divide_by_initial_world_size=False, enable=self._is_uneven
         )
         return join
@@ -111,5 +141,5 @@ class DataParallel(Strategy):
         in the last bits from the run it continues.
         """
         blank = torch.zeros((1, self._context), dtype=torch.long, device=self._device)
-        next_byte_loss(self._replica(blank), blank).backward()
+        next_byte_loss(self.replica(blank), blank).backward()
         self.model.zero_grad(set_to_none=True)

@@ -61,14 +61,18 @@ class Ring(Strategy):
     def __init__(self, settings: Settings, world: World) -> None:
         """Build the model; all ranks draw the same first weights, so none are sent."""
         self.microbatches = settings.microbatches_by_rank(world.world_size)[world.rank]
-        self.shard, self.num_shards = world.rank, world.world_size
-        self.writes_losses = world.rank == 0
+        self.regroup(world)
         self.model = build_model(settings).to(world.device)
         self.optimizer = build_optimizer(settings, self.model)
         ways: dict[str, Callable[[Tensor], object]] = {
             "ring": ring_all_reduce, "tree": tree_all_reduce, "library": dist.all_reduce,
         }  # fmt: skip
         self._all_reduce = ways[settings.reduce_with]
+
+    def regroup(self, world: World) -> None:
+        """Go around with the ranks that there are now."""
+        self.shard, self.num_shards = world.rank, world.world_size
+        self.writes_losses = world.rank == 0
 
     def train_batch(self, batch: Sample) -> Tensor:
         """Accumulate this rank's gradient, then replace it by the mean over all ranks."""

@@ -17,6 +17,7 @@ from rankscope_trainer.model import GPT, next_byte_loss
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
+    from rankscope_trainer.world import World
 
 
 class Strategy(ABC):
@@ -92,6 +93,13 @@ class Strategy(ABC):
     def recut(self, parts: Sequence[dict[str, Any]]) -> None:
         """Take this rank's own out of the parts that other ranks wrote, where `can_recut`."""
         raise NotImplementedError(f"{type(self).__name__} keeps its number of ranks")
+
+    def regroup(self, world: World) -> None:
+        """Train on in another group, where the settings say `regroup`: weights and moments stay.
+
+        With that setting the strategy is made without a group, and this is called for the first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps its group")
 
     def close(self) -> None:  # noqa: B027
         """Let go of threads, processes and shared memory, after the last step."""
