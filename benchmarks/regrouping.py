@@ -72,8 +72,8 @@ def main() -> int:
     options = parser.parse_args()
     regrouping.WAIT_SECONDS = 7200.0
     chooser = random.Random(options.seed)
-    steps = 150 * options.changes
-    flags = ["--batch-size", "2", "--global-batch", str(BATCH), "--layer-seconds", "0.005"]
+    steps = 30 * options.changes
+    flags = ["--batch-size", "2", "--global-batch", str(BATCH), "--layer-seconds", "0.02"]
     changes: list[Change] = []
     with tempfile.TemporaryDirectory() as folder:
         run = RegroupingRun(

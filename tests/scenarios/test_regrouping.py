@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import api
 from tests.scenarios.conftest import Watched
 from tests.scenarios.regrouping import SMALL, RegroupingRun, compare
 from tests.server.conftest import ServerProcess
@@ -159,7 +160,7 @@ def test_a_slow_rank_is_left_out_on_advice_where_it_is_to_be_obeyed(
     start: Start, advising: ServerProcess, obeys: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = "/api/v1/runs/slow/advice"
-    (slow,) = advising.get(path)["ranks"]
+    (slow,) = api.get(advising.url + path)["ranks"]
     monkeypatch.setenv("RANKSCOPE_SERVER", advising.url)
     monkeypatch.setenv("RANKSCOPE_RUN_ID", "slow")
     ranks = slow + 1
@@ -168,7 +169,9 @@ def test_a_slow_rank_is_left_out_on_advice_where_it_is_to_be_obeyed(
     run = start(ranks, *batch, *SLOW, "--steps", "100000", *flags)
     outcome = "done" if obeys else "ignored"
     run.until(
-        lambda: any(one["outcome"] == outcome for one in advising.get(f"{path}/history")["reports"])
+        lambda: any(
+            one["outcome"] == outcome for one in api.get(f"{advising.url}{path}/history")["reports"]
+        )
     )
     if obeys:
         run.until_ranks(*range(slow))
