@@ -124,6 +124,9 @@ class RegroupingRun:
         self.process.wait(30)
 
 
+ROUNDING = 2e-5  # of some hundred steps
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """What was trained, beside one process that trains all of it undisturbed."""
@@ -134,13 +137,12 @@ class Comparison:
     worst: float  # largest relative difference of a loss
 
     @property
+    def is_whole(self) -> bool:
+        return not (self.missing_steps or self.lost_windows or self.doubled_windows)
+
+    @property
     def is_right(self) -> bool:
-        return (
-            not self.missing_steps
-            and not self.lost_windows
-            and not self.doubled_windows
-            and self.worst <= 2e-5  # rounding
-        )
+        return self.is_whole and self.worst <= ROUNDING
 
 
 def compare(run: RegroupingRun) -> Comparison:

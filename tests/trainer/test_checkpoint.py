@@ -21,7 +21,7 @@ from rankscope_trainer.world import World
 from tests.trainer.launch import run
 from tests.trainer.whole_runs import assert_traffic_as_computed
 
-MODEL = {"width": 8}
+MODEL = {"strategy": "ddp", "width": 8}
 
 
 class Net(Strategy):
