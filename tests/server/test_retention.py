@@ -276,7 +276,7 @@ def test_copies_for_a_restart_go_too_and_what_lasts_stays(client: TestClient) ->
     age(client, 2)
     sender.send(schema.Metrics(step=4, values={"loss": 1.25}, **base))
     planned = client.get("/api/v1/retention").json()["planned"]
-    # all events once, the checkpoint in the journal too, and the stacks
+    # beside what lasts: the checkpoint, the stacks, and the copy of both for a restart
     goes = {"events": len(lasting) + 3, "numbers": 2}
     assert {row["kind"]: row["rows"] for row in planned} == goes
     service_of(client).retention.round()
