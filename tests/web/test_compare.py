@@ -94,6 +94,17 @@ def test_the_menu_of_a_run_and_steps_before_and_since_its_verdict(
     watched.check()
 
 
+def test_a_run_without_one_before_it_offers_others(open_page: Callable[..., Watched]) -> None:
+    watched = open_page(f"compare?b={SLOW}")
+    rows = watched.page.locator(".card", has_text="Compare with").locator("li")
+    rows.filter(has_text=f" {HEALTHY},").get_by_role("link").wait_for()
+    assert rows.filter(has_text=f" {SLOW},").count() == 0
+    rows.filter(has_text=f" {HEALTHY},").get_by_role("link").click()
+    watched.page.wait_for_url(f"**/compare?a={HEALTHY}&b={SLOW}")
+    watched.page.locator("h1", has_text="slower than in").wait_for()
+    watched.check()
+
+
 def test_a_finding_leads_to_its_steps_beside_those_before(
     site: Site, open_page: Callable[..., Watched]
 ) -> None:

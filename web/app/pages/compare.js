@@ -11,12 +11,13 @@ import { Sides } from '../parts/sides.js';
 import { Spreads } from '../parts/spreads.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
-import { comparePath, runPath } from '../url.js';
+import { comparePath, runPath, withQuery } from '../url.js';
 
 /** @typedef {import('../../types/api.js').Comparison} Comparison */
 
 const POLL_MS = 15_000; // of live runs: an answer reads many steps
 const OVER = new Set(['ended', 'failed']);
+const MOST_CHOICES = 8;
 
 export function Page() {
   const path = comparePath(query.value);
@@ -55,7 +56,28 @@ export function Page() {
         )
       : null,
     el(LeftOutNote, { parts: data.left_out }),
-    data.before ? el(Evidence, { data, path }) : null,
+    data.before ? el(Evidence, { data, path }) : el(Choices, { after: data.after }),
+  );
+}
+
+/** What the run may be compared with, as no run before it has its name. @param {{after: Comparison['after']}} props */
+function Choices({ after }) {
+  const runs = /** @type {import('../api.js').Answer<import('../../types/api.js').Runs>} */ (useApi('runs?limit=50'));
+  const others = (runs.data?.runs ?? []).filter((run) => run.run_id !== after.run_id).slice(0, MOST_CHOICES);
+  if (others.length === 0) return null;
+  return el(
+    Card,
+    { title: 'Compare with' },
+    t.ul(
+      { class: 'plainlist' },
+      others.map((run) =>
+        t.li(
+          { key: run.run_id },
+          t.a({ href: withQuery('compare', { a: run.run_id, b: after.run_id }) }, run.name),
+          t.span({ class: 'faint' }, ` ${run.run_id}, ${run.status}, ${plural(run.step, 'step')}`),
+        ),
+      ),
+    ),
   );
 }
 
