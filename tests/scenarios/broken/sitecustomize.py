@@ -16,7 +16,7 @@ from typing import Any
 from rankscope.rank import guard
 
 HOW = os.environ["BROKEN"]
-INSTALLING = ("install of hook", "Collectives.install.<locals>.before")
+INSTALLING = ("install of hook", "Collectives.install.<locals>.before", "runtime.Agent.open")
 fired: Counter[str] = Counter()
 sound = guard.guarded
 
