@@ -93,7 +93,7 @@ OURS = json.dumps({"error": {"what": "not a batch", "field": "body", "remedy": "
 
 @pytest.mark.parametrize(
     ("status", "refusal"),
-    [(400, True), (413, True), (415, True), (422, True), (401, False), (403, False), (404, False),
+    [(400, True), (410, True), (413, True), (415, True), (422, True), (401, False), (403, False), (404, False),
      (405, False), (407, False), (408, False), (421, False), (425, False), (429, False),
      (451, False), (500, False), (503, False), (302, False), (0, False)],
 )  # fmt: skip
@@ -107,7 +107,7 @@ def test_a_proxy_refuses_only_what_is_too_large_for_it(text: str) -> None:
     assert refused == [413]
 
 
-@pytest.mark.parametrize("status", [400, 404, 405, 407, 421, 425, 451])
+@pytest.mark.parametrize("status", [400, 404, 405, 407, 410, 421, 425, 451])
 def test_batches_wait_while_something_on_the_way_answers(
     receiver: Receiver, tmp_path: Path, status: int
 ) -> None:

@@ -20,9 +20,9 @@ _BATCH_HEADERS = {
 }
 TIMEOUT_SECONDS = 5.0
 LONGEST_TIMEOUT_SECONDS = 60.0  # of a server that answers late; the same batch comes again
-# What is wrong with the batch itself. Any other answer is of the way to the server: a token, a
-# name, a path, a proxy, which are mended while batches wait.
-_WRONG_BATCH = frozenset({400, 415, 422})
+# What is wrong with the batch itself, or its run was deleted (410). Any other answer is of the way
+# to the server: a token, a name, a path, a proxy, which are mended while batches wait.
+_WRONG_BATCH = frozenset({400, 410, 415, 422})
 _TOO_LARGE = 413  # also from a proxy: behind a batch that never passes no other would come through
 
 logger = logging.getLogger(__name__)
