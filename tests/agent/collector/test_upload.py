@@ -94,8 +94,8 @@ OURS = json.dumps({"error": {"what": "not a batch", "field": "body", "remedy": "
 @pytest.mark.parametrize(
     ("status", "refusal"),
     [(400, True), (410, True), (413, True), (415, True), (422, True), (401, False), (403, False),
-     (404, False), (405, False), (407, False), (408, False), (421, False), (425, False), (429, False),
-     (451, False), (500, False), (503, False), (302, False), (0, False)],
+     (404, False), (405, False), (407, False), (408, False), (421, False), (425, False),
+     (429, False), (451, False), (500, False), (503, False), (302, False), (0, False)],
 )  # fmt: skip
 def test_what_is_a_refusal(status: int, refusal: bool) -> None:
     assert ServerAnswer(status, OURS).is_refusal is refusal
