@@ -106,7 +106,8 @@ class SqlCommand:
 def _write(result: Any, path: Path) -> int:
     files = tables.load("files")
     files.format_of(path)
-    num_rows: int = files.write(result.batches(), result.schema, path)
+    with result.reader() as reader:
+        num_rows: int = files.write(reader, reader.schema, path)
     return num_rows
 
 

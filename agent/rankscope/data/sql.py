@@ -111,16 +111,11 @@ class Result:
         with self._running() as found:
             return found.to_arrow_table()
 
-    def batches(self, num_rows: int = _ROWS_AT_ONCE) -> Iterator[pa.RecordBatch]:
-        """Yield all rows, in the memory of one batch. Raises DataError."""
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[pa.RecordBatchReader]:
+        """Yield a reader of all rows, in the memory of one batch. Raises DataError."""
         with self._running() as found:
-            yield from found.to_arrow_reader(num_rows)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Return its columns. Raises DataError."""
-        with self._running() as found:
-            return found.limit(0).to_arrow_table().schema
+            yield found.to_arrow_reader(_ROWS_AT_ONCE)
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[Any]:

@@ -69,8 +69,8 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     ),
     Kind(
         "unequal_ranks", "Ranks unequal from the start", ("balance",),
-        "these ranks have been slower than the others of their role since the first step, which "
-        "wait for them so much of the time; which of them are as they should be is not known",
+        "these ranks have been slower than their peers since the first step, and the peers wait "
+        "for them; which speed is the expected one is not known",
         f"{COST}; info while it is short for how small it is", True,
         confirmed_by=("drift", "gpu-health"),
     ),

@@ -247,7 +247,8 @@ def _given(window: Window, found: Unequal) -> tuple[float, float] | None:
             return None
         means.append(float(np.median(known)))
     slow, quick = means
-    is_most = slow / quick - 1 >= window.policy.min_explained_share * (found.ratio - 1)
+    excess = slow - quick
+    is_most = excess >= window.policy.min_explained_share * (found.ratio - 1) * quick
     return (slow, quick) if quick > 0 and is_most else None
 
 
@@ -318,6 +319,6 @@ def _confidence(given: tuple[float, float] | None, seconds: float) -> tuple[floa
     if given is not None:
         return 0.85, "the tokens of the ranks explain their times"
     return 0.7, (
-        f"that they differ is measured over {seconds_text(seconds)}, which of them are as they "
-        "should be is not"
+        f"the difference is measured over {seconds_text(seconds)}; which speed is the expected "
+        "one is not known"
     )
