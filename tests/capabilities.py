@@ -51,6 +51,7 @@ _PACKAGE_OF = {
     "mpirun": "openmpi-bin", "slurmctld": "slurmctld",
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
     "chromium": "chromium-headless-shell", "firefox": "firefox-esr", "strace": "strace",
+    "prometheus": "prometheus", "promtool": "prometheus",
 }  # fmt: skip
 _OLDEST_POSTGRES = 14
 
@@ -445,6 +446,7 @@ CAPABILITIES = (
     Capability(
         "postgres", "a PostgreSQL server", (), _postgres, packages=("postgresql",), in_ci=True,
     ),
+    Capability("prometheus", "Prometheus", ("prometheus", "promtool"), in_ci=True),
     Capability("strace", "watches what a process asks of the kernel", ("strace",), _strace),
     Capability("mpirun", "Open MPI", ("mpirun",), _mpirun, in_ci=True),
     Capability(

@@ -24,6 +24,7 @@ GAUGES = {
         "queue_delay_seconds", "analysis_lag_seconds", "disk_full", "disk_free_bytes",
         "database_bytes", "wal_bytes", "alert_messages_pending", "alert_messages_given_up",
         "alert_messages_dropped", "shedding_level", "collector_wait_seconds",
+        "run_series_up", "run_series_left_out",
     )
 }  # fmt: skip
 PROMETHEUS_ACCEPT = (

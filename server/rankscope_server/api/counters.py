@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -12,6 +12,7 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    Metric,
     disable_created_metrics,
     generate_latest,
 )
@@ -149,14 +150,17 @@ class Counters:
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"rankscope_{name}", text, registry=self._registry)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all of them and their media type: OpenMetrics where it is accepted, else text.
+    def exposition(self, accept: str, others: Iterable[Metric] = ()) -> tuple[bytes, str]:
+        """Return all of them and `others`, and their media type.
 
-        The library's own choice raises for a version that is no number.
+        OpenMetrics where it is accepted, else text: the library's own choice raises for a version
+        that is no number.
         """
+        shown = CollectorRegistry()
+        shown.register(_Listed([*self._registry.collect(), *others]))
         if "application/openmetrics-text" in accept:
-            return openmetrics.generate_latest(self._registry), openmetrics.CONTENT_TYPE_LATEST
-        return generate_latest(self._registry), _PLAIN
+            return openmetrics.generate_latest(shown), openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(shown), _PLAIN
 
     def figures(self) -> Iterator[Figure]:
         """Yield each number that the exposition has."""
@@ -200,6 +204,17 @@ class _Sums(Collector):
             for kind, value in now.items():
                 family.add_metric([kind] if labels else [], value)
             yield family
+
+
+class _Listed(Collector):
+    """Metrics that were read already."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each."""
+        yield from self._metrics
 
 
 def _known(value: int | None) -> float:

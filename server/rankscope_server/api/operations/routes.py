@@ -26,6 +26,7 @@ from rankscope_server.api.operations.schema import (
     SettingValue,
 )
 from rankscope_server.api.replies import documented, send
+from rankscope_server.api.run_series import run_series
 from rankscope_server.api.security import COOKIE, admit, caller, cookie_of, principal_of
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem
@@ -175,7 +176,7 @@ def _fresh(answer: Response) -> Response:
 
 @metrics_router.get("/metrics")
 def metrics(request: Request) -> Response:
-    """Return the server's own counters, as text or OpenMetrics."""
-    accept = ",".join(request.headers.getlist("accept"))
-    body, media_type = service_of(request).counters.exposition(accept)
+    """Return the server's own counters and the series of runs, as text or OpenMetrics."""
+    service, accept = service_of(request), ",".join(request.headers.getlist("accept"))
+    body, media_type = service.counters.exposition(accept, run_series(service))
     return Response(body, headers={"Content-Type": media_type})

@@ -217,7 +217,7 @@ def _named(columns: tuple[str, ...]) -> Any:
     return namedtuple("RankColumns", columns)
 
 
-def silent_rank(silent_before_ns: int) -> sa.ColumnElement[bool]:
+def silent_rank(silent_before_ns: int | sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Return whether a rank of a live run has not ended and sends nothing."""
     ranks = tables.rank.c
     return sa.and_(
