@@ -2,11 +2,15 @@
 
 Missing cells are NaN (float metrics) or 0 (`started_ns`). A step that is sent twice is stored once;
 of a step that a rank ran twice in one attempt the later one counts, whichever comes first.
+
+A tile is written again with every few steps, until all of its steps are there. Where no other
+process writes, the newest ones stay in memory as they were committed: they are not read again.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,11 +56,51 @@ class _Cells:
     values: Mapping[str, Array]
 
 
+class CommittedTiles:
+    """The newest tiles as they are in the store, of one writer that no other process writes beside.
+
+    A transaction takes out what it changes and puts it back once it is committed: of one that
+    fails nothing is kept.
+    """
+
+    def __init__(self, most_bytes: int = 32 << 20) -> None:
+        self._most_bytes = most_bytes
+        self._tiles: OrderedDict[TileKey, dict[str, Array]] = OrderedDict()
+        self._num_bytes = 0
+
+    def take(self, key: TileKey) -> dict[str, Array] | None:
+        """Return the metrics of a tile and forget it; None where it is not known."""
+        found = self._tiles.pop(key, None)
+        if found is not None:
+            self._num_bytes -= _bytes_of(found)
+        return found
+
+    def put(self, tiles: Mapping[TileKey, dict[str, Array]]) -> None:
+        """Keep tiles that were committed; of too many the oldest go."""
+        for key, known in tiles.items():
+            self.take(key)
+            self._tiles[key] = known
+            self._num_bytes += _bytes_of(known)
+        while self._num_bytes > self._most_bytes:
+            self.take(next(iter(self._tiles)))
+
+    def forget(self, run_id: str) -> None:
+        """Forget the tiles of a run that is deleted."""
+        for key in [key for key in self._tiles if key[0] == run_id]:
+            self.take(key)
+
+
+def _bytes_of(known: Mapping[str, Array]) -> int:
+    return sum(tile.nbytes for tile in known.values())
+
+
 class TileWriter:
     """Collects cells for one transaction."""
 
-    def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sa.Connection, committed: CommittedTiles | None = None) -> None:
+        """`committed` is None where other processes may write tiles, too."""
+        self._connection, self._committed = connection, committed
+        self._written: dict[TileKey, dict[str, Array]] = {}
         # by run, attempt and the metrics that are given
         self._cells: dict[tuple[str, int, tuple[str, ...]], list[_Cells]] = {}
 
@@ -74,6 +118,16 @@ class TileWriter:
         """
         cells = _Cells(rank if isinstance(rank, int) else np.asarray(rank), steps, values)
         self._cells.setdefault((run_id, attempt, tuple(values)), []).append(cells)
+
+    def forget(self, run_id: str) -> None:
+        """Forget what is known of a run that is deleted."""
+        if self._committed is not None:
+            self._committed.forget(run_id)
+
+    def committed(self) -> None:
+        """Take note that what `flush` wrote is in the store."""
+        if self._committed is not None:
+            self._committed.put(self._written)
 
     def flush(self) -> None:
         """Write every tile that changed."""
@@ -107,21 +161,27 @@ class TileWriter:
             for metric, tile in known.items()
         ]  # fmt: skip
         upsert(self._connection, tables.step_tile, rows, ("data",))
+        self._written = tiles
 
     def _tiles_of(
         self, tiles: dict[TileKey, dict[str, Array]], key: TileKey, row: int
     ) -> dict[str, Array]:
         known = tiles.get(key)
+        if known is None and self._committed is not None:
+            known = self._committed.take(key)
         if known is None:
-            names = ("run_id", "attempt", "step_block", "rank_block")
-            found = self._connection.execute(_SELECT_TILES, dict(zip(names, key, strict=True)))
-            known = {metric: _missing(metric, 0) for metric in METRICS}
-            known |= {metric: _rows(data, metric) for metric, data in found}
-            tiles[key] = known
+            known = self._read(key)
+        tiles[key] = known
         for metric, tile in known.items():
             if len(tile) <= row:
                 known[metric] = np.concatenate([tile, _missing(metric, row + 1 - len(tile))])
         return known
+
+    def _read(self, key: TileKey) -> dict[str, Array]:
+        names = ("run_id", "attempt", "step_block", "rank_block")
+        found = self._connection.execute(_SELECT_TILES, dict(zip(names, key, strict=True)))
+        known = {metric: _missing(metric, 0) for metric in METRICS}
+        return known | {metric: _rows(data, metric) for metric, data in found}
 
 
 def read_blocks(

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from rankscope_server.store.lines import LineWriter
 from rankscope_server.store.operations import OperationWriter
 from rankscope_server.store.runs import RunRows
-from rankscope_server.store.tiles import TileWriter
+from rankscope_server.store.tiles import CommittedTiles, TileWriter
 
 T = TypeVar("T")
 
@@ -23,10 +23,15 @@ T = TypeVar("T")
 class Unit:
     """What a job may use. Lives for one transaction in the writer thread."""
 
-    def __init__(self, connection: sa.Connection, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        connection: sa.Connection,
+        clock: Callable[[], int] = time.time_ns,
+        committed_tiles: CommittedTiles | None = None,
+    ) -> None:
         self.connection = connection
         self.now_ns = clock()
-        self.tiles = TileWriter(connection)
+        self.tiles = TileWriter(connection, committed_tiles)
         self.operations = OperationWriter(connection)
         self.lines = LineWriter(connection)
         self._runs: dict[str, RunRows] = {}
@@ -57,3 +62,7 @@ class Unit:
         self.tiles.flush()
         self.operations.flush()
         self.lines.flush()
+
+    def committed(self) -> None:
+        """Take note that all of it is in the store."""
+        self.tiles.committed()

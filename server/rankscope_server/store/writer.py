@@ -23,6 +23,7 @@ from rankscope_server.store.disk import Disk
 from rankscope_server.store.engine import StoreUnavailableError, explain, is_rolled_back
 from rankscope_server.store.leases import LeaseLostError
 from rankscope_server.store.locks import take_locks
+from rankscope_server.store.tiles import CommittedTiles
 from rankscope_server.store.unit import Unit
 
 _PAUSE_PER_SECOND = 4.0  # of a commit: the writer is busy a fifth of the time at most
@@ -59,6 +60,8 @@ class Writer:
         self._engine, self._disk = engine, disk
         self._refusal, self._refusal_logged = "", 0.0
         self._group_size = max(1, group_size)
+        # an embedded store has no other writer
+        self._tiles = CommittedTiles() if engine.dialect.name == "sqlite" else None
         self._free_at = 0.0  # until then jobs wait for each other, unless a group is full
         self._queue: queue.Queue[Job[Any] | None] = queue.Queue(maxsize=waiting)
         self._thread = threading.Thread(target=self._work, name="rankscope-writer", daemon=True)
@@ -174,12 +177,13 @@ class Writer:
     def _transaction(self, group: list[Job[Any]]) -> list[Any]:
         with self._engine.begin() as connection:
             take_locks(connection, {job.lock for job in group if job.lock})
-            unit = Unit(connection)
+            unit = Unit(connection, committed_tiles=self._tiles)
             for job in group:
                 if job.announce is not None:
                     job.announce(unit)
             results = [job.work(unit) for job in group]
             unit.flush()
+        unit.committed()
         return results
 
     def _reason(self, error: Exception) -> Exception:
