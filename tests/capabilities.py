@@ -52,6 +52,7 @@ _PACKAGE_OF = {
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
     "chromium": "chromium-headless-shell", "firefox": "firefox-esr", "strace": "strace",
     "prometheus": "prometheus", "promtool": "prometheus",
+    "haproxy": "haproxy", "nginx": "nginx", "openssl": "openssl",
 }  # fmt: skip
 _OLDEST_POSTGRES = 14
 
@@ -357,6 +358,14 @@ def _postgres() -> str:
     return _try([*become, str(folder / "initdb"), "--version"], cwd=Path("/"))
 
 
+def _haproxy() -> str:
+    return _try(["haproxy", "-v"])
+
+
+def _nginx() -> str:
+    return _try(["nginx", "-v"])
+
+
 def _mpirun() -> str:
     return _try(["mpirun", "--version"])
 
@@ -448,6 +457,8 @@ CAPABILITIES = (
     ),
     Capability("prometheus", "Prometheus", ("prometheus", "promtool"), in_ci=True),
     Capability("strace", "watches what a process asks of the kernel", ("strace",), _strace),
+    Capability("haproxy", "HAProxy", ("haproxy", "openssl"), _haproxy, in_ci=True),
+    Capability("nginx", "nginx", ("nginx", "openssl"), _nginx, in_ci=True),
     Capability("mpirun", "Open MPI", ("mpirun",), _mpirun, in_ci=True),
     Capability(
         "slurm", "Slurm", ("slurmctld", "slurmd", "srun", "sinfo", "munged"), in_ci=True,
