@@ -52,6 +52,7 @@ _PACKAGE_OF = {
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
     "chromium": "chromium-headless-shell", "firefox": "firefox-esr", "strace": "strace",
     "prometheus": "prometheus", "promtool": "prometheus",
+    "systemd-analyze": "systemd", "systemd-sysusers": "systemd",
     "haproxy": "haproxy", "nginx": "nginx", "openssl": "openssl",
 }  # fmt: skip
 _OLDEST_POSTGRES = 14
@@ -366,6 +367,10 @@ def _nginx() -> str:
     return _try(["nginx", "-v"])
 
 
+def _systemd_analyze() -> str:
+    return _try(["systemd-analyze", "security", "--offline=true", "--help"])
+
+
 def _mpirun() -> str:
     return _try(["mpirun", "--version"])
 
@@ -459,6 +464,10 @@ CAPABILITIES = (
     Capability("strace", "watches what a process asks of the kernel", ("strace",), _strace),
     Capability("haproxy", "HAProxy", ("haproxy", "openssl"), _haproxy, in_ci=True),
     Capability("nginx", "nginx", ("nginx", "openssl"), _nginx, in_ci=True),
+    Capability(
+        "systemd-analyze", "checks units", ("systemd-analyze", "systemd-sysusers"),
+        _systemd_analyze, in_ci=True,
+    ),
     Capability("mpirun", "Open MPI", ("mpirun",), _mpirun, in_ci=True),
     Capability(
         "slurm", "Slurm", ("slurmctld", "slurmd", "srun", "sinfo", "munged"), in_ci=True,
