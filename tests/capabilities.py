@@ -53,6 +53,7 @@ _PACKAGE_OF = {
     "chromium": "chromium-headless-shell", "firefox": "firefox-esr", "strace": "strace",
     "prometheus": "prometheus", "promtool": "prometheus",
     "systemd-analyze": "systemd", "systemd-sysusers": "systemd",
+    "buildah": "buildah", "systemd-analyze": "systemd", "systemd-sysusers": "systemd",
     "haproxy": "haproxy", "nginx": "nginx", "openssl": "openssl",
 }  # fmt: skip
 _OLDEST_POSTGRES = 14
@@ -367,6 +368,12 @@ def _nginx() -> str:
     return _try(["nginx", "-v"])
 
 
+def _buildah() -> str:
+    with _folder() as folder:
+        store = ("--root", f"{folder}/store", "--runroot", f"{folder}/run")
+        return _try(["buildah", *store, "--storage-driver", "vfs", "images"])
+
+
 def _systemd_analyze() -> str:
     return _try(["systemd-analyze", "security", "--offline=true", "--help"])
 
@@ -462,6 +469,7 @@ CAPABILITIES = (
     ),
     Capability("prometheus", "Prometheus", ("prometheus", "promtool"), in_ci=True),
     Capability("strace", "watches what a process asks of the kernel", ("strace",), _strace),
+    Capability("buildah", "builds images", ("buildah",), _buildah),
     Capability("haproxy", "HAProxy", ("haproxy", "openssl"), _haproxy, in_ci=True),
     Capability("nginx", "nginx", ("nginx", "openssl"), _nginx, in_ci=True),
     Capability(

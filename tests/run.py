@@ -79,6 +79,16 @@ CHECKS = (
     Check("mypy", ("mypy",)),
     Check("import contracts", ("lint-imports",)),
     Check("vendored files", ("python", ".ci/vendor_web.py", "check")),
+    Check("recipe of the image", ("hadolint", "deploy/container/Dockerfile")),
+    Check(
+        "schema of the compose file",
+        (
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.compose-spec",
+            "deploy/container/compose.yaml",
+        ),
+    ),
     Check("types, lint and units of the web", (".ci/check-web",), needs=("node",)),
 )
 FRESH = Check("make fresh", ("make", "fresh", "FRESH=--again --unkept"), needs=("bare-root",))

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.fresh import carried
@@ -27,11 +27,11 @@ class CannotBuild(Exception):
     """No bare system can be made here; the message says why."""
 
 
-def archive(row: Row) -> Path:
-    """Return the packed system of a row, made at the first call (about a minute)."""
-    packages = ",".join(row.packages)
-    digest = hashlib.sha256(packages.encode()).hexdigest()[:8]
-    target = CACHE / f"{row.debian}-{platform.machine()}-{digest}.tar"
+def archive(debian: str, packages: Sequence[str]) -> Path:
+    """Return a packed system with some packages, made at the first call (about a minute)."""
+    names = ",".join(packages)
+    digest = hashlib.sha256(names.encode()).hexdigest()[:8]
+    target = CACHE / f"{debian}-{platform.machine()}-{digest}.tar"
     if target.exists():
         return target
     if shutil.which("mmdebstrap") is None:
@@ -40,9 +40,9 @@ def archive(row: Row) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         made = Path(folder) / target.name
-        words = ["--quiet", "--variant=apt", f"--include={packages}"]
-        words += [f"--aptopt={_STALE}"] if row.debian == TESTING else []
-        _call(["mmdebstrap", *words, row.debian, str(made), *_sources(row.debian, Path(folder))])
+        words = ["--quiet", "--variant=apt", f"--include={names}"]
+        words += [f"--aptopt={_STALE}"] if debian == TESTING else []
+        _call(["mmdebstrap", *words, debian, str(made), *_sources(debian, Path(folder))])
         made.rename(target)
     return target
 
@@ -71,7 +71,7 @@ def _call(command: list[str]) -> None:
 @contextlib.contextmanager
 def unpacked(row: Row, checkout: Path) -> Iterator[System]:
     """Unpack the system of a row beside a bare clone of HEAD, and delete it at the end."""
-    packed = archive(row)
+    packed = archive(row.debian, row.packages)
     folder = Path(tempfile.mkdtemp(prefix="rankscope-fresh.", dir="/var/tmp"))
     try:
         folder.chmod(0o755)

@@ -75,7 +75,7 @@ class Balancer:
             self.authority.read_bytes() + (self._folder / "rankscope.key").read_bytes()
         )
         return [str(find("haproxy")), "-db", "-f", str(DEPLOY / "haproxy" / "rankscope.cfg")], {
-            "RANKSCOPE_SERVER_A": self._servers[0], "RANKSCOPE_SERVER_B": self._servers[1],
+            "SERVER_A": self._servers[0], "SERVER_B": self._servers[1],
             "BIND_HTTP": f"127.0.0.1:{self._http}", "BIND_HTTPS": f"127.0.0.1:{self._https}",
             "CERTIFICATE": str(pair),
         }  # fmt: skip
