@@ -5,8 +5,9 @@
     python .ci/docs_tables.py update
     python .ci/docs_tables.py check
 
-The table of the README, those of docs/detectors.md, docs/thresholds.md and docs/data.md, the faults
-in the trainer's README, and the labels of the pages in web/app/format.js. A test runs `check`.
+The table of the README, those of docs/detectors.md, docs/thresholds.md, docs/data.md and
+docs/assistants.md, the faults in the trainer's README, and the labels of the pages in
+web/app/format.js. A test runs `check`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rankscope.cli import mcp
+from rankscope.cli.mcp_tools import TOOLS
 from rankscope.data import kinds as data_kinds
 from rankscope_server.diagnose import DETECTORS
 from rankscope_server.findings import policy
@@ -29,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, DETECTORS_PAGE = ROOT / "README.md", ROOT / "docs" / "detectors.md"
 THRESHOLDS, LABELS = ROOT / "docs" / "thresholds.md", ROOT / "web" / "app" / "format.js"
 TRAINER, DATA = ROOT / "reference_trainer" / "README.md", ROOT / "docs" / "data.md"
+ASSISTANTS = ROOT / "docs" / "assistants.md"
 UPDATE = "python .ci/docs_tables.py update"
 _ALL_KINDS = "[docs/detectors.md](docs/detectors.md#kinds-of-findings)"
 THRESHOLDS_HEAD = """# Thresholds
@@ -113,6 +117,15 @@ def data_table() -> str:
         columns = (f"`{field.name}`{_type_text(str(field.type))}" for field in fields)
         rows.append((f"`{kind}`", ", ".join(columns)))
     return table(("table", "columns"), rows)
+
+
+def tools_table() -> str:
+    """Return the tools of assistants with their arguments and what they say of themselves."""
+    rows = []
+    for tool in TOOLS:
+        said = mcp.description_of(tool).split("\n\n")[0]
+        rows.append((f"`{tool.name}`", ", ".join(mcp.arguments_of(tool)), in_a_cell(said)))
+    return table(("tool", "arguments", "what it does"), rows)
 
 
 def _type_text(arrow: str) -> str:
@@ -202,6 +215,7 @@ def documents() -> dict[Path, str]:
         DETECTORS_PAGE: between(detectors, "what explains what", rules_table()),
         THRESHOLDS: thresholds(),
         DATA: between(DATA.read_text(), "tables of a run", data_table()),
+        ASSISTANTS: between(ASSISTANTS.read_text(), "tools of assistants", tools_table()),
         TRAINER: between(TRAINER.read_text(), "faults", faults_table()),
         LABELS: with_labels(LABELS.read_text()),
     }

@@ -182,6 +182,7 @@ CASES = {
     "token made": ("create", "x", "--role", "read", "--server", "{url}"),
     "token refused": ("revoke", "x", "--server", "{url}"),
     "doctor": ("--server", "{url}", "--all"),
+    "mcp": ("--server", "{log}"),
     "runs refused": ("delete", "no-such", "--yes", "no-such", "--server", "{url}"),
     "alerts": ("list", "--server", "{url}"),
     "alerts refused": ("close", "12", "--server", "{url}"),

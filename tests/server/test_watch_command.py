@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rankscope.cli.storage import StorageFailed
-from rankscope.cli.watch import _Watching
+from rankscope.cli.watch import Watching
 from rankscope.wire import schema, zstd
 from tests.api import get
 from tests.command_server import run
@@ -115,13 +115,13 @@ class Answers:
 def test_a_server_that_starts_again_is_waited_for() -> None:
     client = Answers("running", StorageFailed("away"), StorageFailed("away"), "ended")
     shown: list[str] = []
-    watching = _Watching(client, "run", sleep=lambda _: None)  # type: ignore[arg-type]
+    watching = Watching(client, "run", sleep=lambda _: None)  # type: ignore[arg-type]
     last = watching.watch(lambda seen: shown.append(seen.page["run"]["status"]), 1.0, once=False)
     assert shown == ["running", "ended"]
     assert last.is_over
     refused = Answers("running", StorageFailed("410", 410))
     with pytest.raises(StorageFailed, match="410"):
-        _Watching(refused, "run", sleep=lambda _: None).watch(  # type: ignore[arg-type]
+        Watching(refused, "run", sleep=lambda _: None).watch(  # type: ignore[arg-type]
             lambda _seen: None, 1.0, once=False
         )
 

@@ -27,6 +27,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.watch", "WatchCommand"),
     ("rankscope.cli.search", "SearchCommand"),
     ("rankscope.cli.ask", "AskCommand"),
+    ("rankscope.cli.mcp", "McpCommand"),
     ("rankscope.cli.runs", "RunsCommand"),
     ("rankscope.cli.diff", "DiffCommand"),
     ("rankscope.cli.sql", "SqlCommand"),

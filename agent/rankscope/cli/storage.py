@@ -16,12 +16,14 @@ _MOST_ROWS = 20
 class StorageFailed(Exception):
     """The server did not answer, or refused; the message says why. `status` 0: no answer.
 
-    `at` says which characters of a query are wrong.
+    `field` is the one that is wrong, `at` says which characters of it.
     """
 
-    def __init__(self, text: str, status: int = 0, at: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, text: str, status: int = 0, at: tuple[int, int] | None = None, field: str = ""
+    ) -> None:
         super().__init__(text)
-        self.status, self.at = status, at
+        self.status, self.at, self.field = status, at, field
 
 
 class StorageClient:
@@ -38,8 +40,11 @@ class StorageClient:
             url = self._client.address.url
             raise StorageFailed(f"{url} does not answer: {error}") from error
         if answer.status != 200:
-            at = answer.fields.get("error", {}).get("at")
-            raise StorageFailed(answer.why(), answer.status, at and (int(at[0]), int(at[1])))
+            said = answer.fields.get("error", {})
+            at, field = said.get("at"), said.get("field") or ""
+            raise StorageFailed(
+                answer.why(), answer.status, at and (int(at[0]), int(at[1])), str(field)
+            )
         if not answer.fields:
             raise StorageFailed(f"{self._client.address.url}: no rankscope server answers there")
         return answer.fields

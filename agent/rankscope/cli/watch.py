@@ -81,7 +81,7 @@ class WatchCommand:
             return _refuse(str(error), EXIT_USAGE)
         with contextlib.closing(client):
             try:
-                watching = _Watching(StorageClient(client), arguments.run)
+                watching = Watching(StorageClient(client), arguments.run)
                 with _screen_of(arguments, url) as screen:
                     last = watching.watch(screen.show, arguments.every, once=arguments.once)
             except StorageFailed as error:
@@ -123,8 +123,8 @@ class Seen:
         return sorted(self.ranks, key=order)
 
 
-class _Watching:
-    """Looks at one run of a server."""
+class Watching:
+    """Looks at one run of a server; without an id at the newest live one, else the newest."""
 
     def __init__(
         self, client: StorageClient, run: str, sleep: Callable[[float], None] = time.sleep
