@@ -1,7 +1,8 @@
-"""Completion, asked for in a real bash that has read the script."""
+"""Completion, asked for in a real bash that has read the script; the manual page, read by man."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,47 @@ def test_each_shell_gets_a_script_of_all_commands(
     printed = capsys.readouterr().out
     assert all(command in printed for command in COMMANDS)
     assert "look-seconds" in printed
+
+
+@pytest.mark.needs("man")
+def test_man_reads_the_page_of_all_commands(tmp_path: Path) -> None:
+    page = subprocess.run(
+        [sys.executable, "-m", "rankscope", "man"], capture_output=True, text=True, check=True
+    ).stdout
+    path = tmp_path / "rankscope.1"
+    path.write_text(page)
+    read = subprocess.run(
+        ["man", "--warnings", "-l", str(path)], capture_output=True, text=True, check=True,
+        env=os.environ | {"MANWIDTH": "100", "LC_ALL": "C.UTF-8"},
+    )  # fmt: skip
+    assert read.stderr == ""
+    assert "rankscope - Watch, explain and search" in read.stdout
+    for command in COMMANDS:
+        assert f"   rankscope {command}\n" in read.stdout
+    example = "rankscope run --preflight -- torchrun --nnodes 2 --node-rank 0 ... train.py"
+    assert f"         {example}\n" in read.stdout
+    assert "--look-seconds" in read.stdout
+
+
+def test_without_the_library_of_the_page_it_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["man"]) == 1
+    assert "pip install 'rankscope[completion]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", sorted(cli._USUAL_NAMES))
+def test_names_of_other_tools_lead_to_ours(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert word not in COMMANDS
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word, "x"])
+    assert ended.value.code == cli.EXIT_USAGE
+    (first, _) = capsys.readouterr().err.splitlines()
+    for said in first.partition("rankscope ")[2].split(", or "):
+        _, parsers = cli.all_commands()
+        name, *words = said.split()
+        parsers[name].parse_args(words)
 
 
 def test_without_shtab_it_says_how_to_get_it(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +20,7 @@ from rankscope.node.launch.verdicts import Verdicts
 from rankscope_server.api.findings.schema import ShownVerdict
 from rankscope_server.api.overview.schema import Counts, Coverage, Overview, ShownAnswer
 from rankscope_server.api.runs.schema import RunSummary, ShortAnswer
+from tests.trainer.launch import SMALL
 
 RUN = RunSummary(
     run_id="a b", name="a", status="running", status_text="", started_ms=0.0, ended_ms=None,
@@ -149,3 +154,39 @@ def test_what_was_seen_last_is_known_without_another_look(sites: list[Site]) -> 
     following.last(0.0)
     assert following.seen is not None
     assert following.seen.lines() == THREE
+
+
+def launched(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with the agent on and no server."""
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
+    words = ("run", "--dir", str(folder), "--run-id", "alone", "--", *command)
+    return subprocess.run(
+        [sys.executable, "-m", "rankscope", *words], env=clean, capture_output=True, text=True,
+        timeout=200, check=False,
+    )  # fmt: skip
+
+
+def test_without_a_server_the_files_have_the_verdict(tmp_path: Path) -> None:
+    done = launched(
+        tmp_path, "torchrun", "--standalone", "--nproc-per-node", "2", "-m", "rankscope_trainer",
+        *SMALL, "--steps", "80", "--fault", "slow_data:rank=1,start=20,size=250ms",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("rankscope: ")]
+    verdict, why, following, ended = said[-4:]
+    assert verdict.startswith("rankscope: verdict: Rank 1 ")
+    assert why.startswith("rankscope: why: ")
+    assert following.startswith("rankscope: next: ")
+    assert ended.endswith(f"rankscope report {tmp_path / 'alone'}")
+
+
+def test_a_command_without_ranks_has_no_verdict(tmp_path: Path) -> None:
+    done = launched(tmp_path, sys.executable, "-c", "print(1)")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "verdict:" not in done.stderr
+
+
+def test_files_that_cannot_be_read_are_said_to_be(tmp_path: Path) -> None:
+    (found,) = verdicts.of_files(tmp_path, 60.0).lines()
+    assert found.startswith(f"verdict: none: {tmp_path}: holds no run")
+    assert verdicts.of_files(tmp_path, 0.001).lines() == ["verdict: none within 0.001 s"]

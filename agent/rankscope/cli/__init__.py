@@ -39,7 +39,17 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.backup", "BackupCommand"),
     ("rankscope.cli.restore", "RestoreCommand"),
     ("rankscope.cli.completion", "CompletionCommand"),
+    ("rankscope.cli.man", "ManCommand"),
 )
+_USUAL_NAMES = {  # what people type who know other tools; no second name for one command
+    "show": "watch RUN --once, or report RUN",
+    "tail": "search --run RUN --follow",
+    "logs": "search --run RUN",
+    "status": "watch --once",
+    "list": "runs list",
+    "ls": "runs list",
+    "compare": "diff A B",
+}
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses
 
 
@@ -98,6 +108,8 @@ def _run(words: list[str], parsed: Callable[[argparse.Namespace], None]) -> int:
     chosen = [row for row in _MODULES if words and _name_of(row[0]) == words[0]]
     commands = [_load(*row) for row in chosen or _MODULES]
     parser, subparsers = _parser(commands)
+    if words and words[0] in _USUAL_NAMES:
+        parser.error(f"{words[0]} is called: rankscope {_USUAL_NAMES[words[0]]}")
     if words and words[0] in _PASS_ON:
         arguments = argparse.Namespace(command=words[0], arguments=words[1:])
     else:

@@ -42,14 +42,18 @@ class CompletionCommand:
         import shtab
 
         parser, subparsers = all_commands()
-        if importlib.util.find_spec("rankscope_server") is not None:  # it has the flags of `serve`
-            server = importlib.import_module("rankscope_server.settings")
-            server.add_flags(subparsers["serve"])
+        add_server_flags(subparsers["serve"])
         for command in subparsers.values():
             for action in command._actions:
                 _complete_paths(action, file=shtab.FILE, folder=shtab.DIRECTORY)
         sys.stdout.write(shtab.complete(parser, arguments.shell).rstrip() + "\n")
         return 0
+
+
+def add_server_flags(serve: argparse.ArgumentParser) -> None:
+    """Give the parser of `serve` the flags that the server itself reads."""
+    if importlib.util.find_spec("rankscope_server") is not None:
+        importlib.import_module("rankscope_server.settings").add_flags(serve)
 
 
 def _complete_paths(action: argparse.Action, *, file: object, folder: object) -> None:

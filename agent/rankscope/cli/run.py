@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +26,8 @@ class RunCommand:
     The command's ranks record themselves, a collector beside them samples the node and
     uploads, and its output is passed on unchanged and indexed. Put `--` before the command.
     With a server, the address of the run's page comes first, and the verdict in three lines
-    when it is known, when it changes and at the end.
+    when it is known, when it changes and at the end. Without one what the run left in files is
+    looked at when it ends, for the same three lines.
 
     Examples:
       rankscope run --server http://127.0.0.1:8787 -- torchrun --nproc-per-node 8 train.py
@@ -171,7 +173,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _print_outcome(outcome: Outcome, say: Callable[[str], None]) -> None:
-    where = outcome.url or str(outcome.directory)
+    where = outcome.url or f"rankscope report {shlex.quote(str(outcome.directory))}"
     if outcome.conclusion is not None:
         for line in outcome.conclusion.lines():
             say(line)

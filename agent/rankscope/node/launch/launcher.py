@@ -20,7 +20,7 @@ from rankscope.node.launch import naming
 from rankscope.node.launch.output import OutputRecords
 from rankscope.node.launch.supervisor import Left, Supervisor
 from rankscope.node.launch.tee import STDOUT, Tee
-from rankscope.node.launch.verdicts import Conclusion, Verdicts
+from rankscope.node.launch.verdicts import Conclusion, Verdicts, of_files
 from rankscope.node.processes import exits
 from rankscope.node.ranks import launchers
 from rankscope.output.lines import Stream
@@ -31,6 +31,7 @@ from rankscope.wire import schema
 
 DRAIN_SECONDS = 10.0
 _CONCLUDE_SECONDS = 8.0
+_READ_SECONDS = 60.0  # of the files of a run without a server; 3 s for what 8 ranks left
 _HEALTH_SECONDS = 3.0
 _TERMINATE_SECONDS = 6.0
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -54,7 +55,7 @@ class Outcome:
     directory: Path
     url: str  # empty without a server
     left: Left | None  # what did not reach the server
-    conclusion: Conclusion | None = None  # of the server, where it answered
+    conclusion: Conclusion | None = None  # of the server, where it answered, or of the files
 
 
 class Launcher:
@@ -145,12 +146,14 @@ class Launcher:
 
     def _concluded(self, verdicts: Verdicts) -> Conclusion | None:
         """Return the verdict of a run whose records all arrived; Ctrl-C waits for none."""
-        if not self._settings.server:
-            return None
         if self._interrupted:
             return verdicts.seen
         try:
-            return verdicts.last(_CONCLUDE_SECONDS)
+            if self._settings.server:
+                return verdicts.last(_CONCLUDE_SECONDS)
+            if not run_directory.rank_directories(self.directory):
+                return None  # no rank recorded anything
+            return of_files(self.directory, _READ_SECONDS)
         except KeyboardInterrupt:
             return None
 
@@ -173,8 +176,8 @@ class Launcher:
             self._say(self._directory_note)
         if not self._settings.server:
             self._say(
-                "no server is set: this run is recorded to files only. Start one with "
-                "`rankscope serve` and pass --server http://HOST:PORT"
+                f"no server is set: this run is recorded to {self.directory}, the verdict comes at "
+                "its end. To watch it start `rankscope serve` and pass --server http://HOST:PORT"
             )
         else:
             self._say(f"dashboard: {self._url}")

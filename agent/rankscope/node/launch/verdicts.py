@@ -1,20 +1,25 @@
-"""What the server concludes of a launched run, said in the terminal that started it.
+"""What is concluded of a launched run, said in the terminal that started it.
 
-A thread of the launcher asks now and then, so that a slow or absent server costs the command
+The server concludes; without one what the run left in files is looked at when it is over. A thread
+of the launcher asks the server now and then, so that a slow or absent one costs the command
 nothing. A verdict is said once it has stood for two looks, and again when it changes.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from rankscope.address import AddressError
-from rankscope.http import HttpError, get
+from rankscope.http import HttpError, get, json_object
 
 LOOK_SECONDS = 5.0
 _FINAL_LOOK_SECONDS = 0.5
@@ -100,12 +105,37 @@ class Verdicts:
                 self._server, self._path, self._token,
                 timeout_seconds=_ANSWER_SECONDS, max_answer_bytes=_MOST_BYTES,
             )  # fmt: skip
-            overview = answer.fields
-            verdict = overview["verdict"]
-            if verdict is not None and verdict["severity"] == "info":
-                verdict = None
-            conclusion = Conclusion(overview["run"]["status"], overview["answer"]["text"], verdict)
+            conclusion = _conclusion_of(answer.fields)
         except (HttpError, AddressError, ValueError, KeyError, TypeError):
             return None
         self._answered, self.seen = True, conclusion
         return conclusion
+
+
+def of_files(directory: Path, timeout_seconds: float) -> Conclusion:
+    """Return what is concluded of a run directory, by `rankscope report` in a process of its own.
+
+    Whatever happens there costs the command nothing. Without a conclusion it says why.
+    """
+    command = [sys.executable, "-m", "rankscope", "report", "--json", str(directory)]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | {"RANKSCOPE": "0"}, stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=timeout_seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Conclusion("", f"none within {timeout_seconds:g} s", None)
+    report = json_object(done.stdout)
+    try:
+        return _conclusion_of(report)
+    except (KeyError, TypeError):
+        why = str(report.get("error", f"exit code {done.returncode}"))
+        return Conclusion("", f"none: {why.removeprefix('rankscope report: ')}", None)
+
+
+def _conclusion_of(overview: dict[str, Any]) -> Conclusion:
+    """Return what a page or a report concludes. Raises KeyError, TypeError for anything else."""
+    verdict = overview["verdict"]
+    if verdict is not None and verdict["severity"] == "info":
+        verdict = None
+    return Conclusion(overview["run"]["status"], overview["answer"]["text"], verdict)
