@@ -288,7 +288,9 @@ class Settings:
         0, "Most bytes of all runs, those longest without news go first; 0 for any.", _KEPT_SIZES
     )
     prices: str = _setting(
-        "", "Price of a host-hour by name of the host, as gpu-*=24,*=3.50; the first that fits."
+        "",
+        "Price of a host-hour by name of the host, as gpu-*=24,*=3.50; the first that fits. "
+        "24/9@0.02: 9 as spot, 0.02 interruptions of a host an hour.",
     )
     currency: str = _setting("", "Name of the currency of prices, as EUR.")
     retention_seconds: float = _setting(

@@ -174,4 +174,4 @@ def test_what_runs_have_spent_is_read_where_a_rule_asks_for_it(store: Store) -> 
     with store.service.read() as connection:
         seen = store.reader.read(connection, store.now_ns, 0.0, None, with_spent=True)
     found = {run.run_id: (run.spent_rank_hours, run.rate) for run in seen.runs}
-    assert found == {"dear": (2.0, Rate(4.0, "EUR")), "new": (None, None)}
+    assert found == {"dear": (2.0, Rate(4.0, "EUR", 2, 4.0)), "new": (None, None)}

@@ -286,6 +286,7 @@ const KINDS = {
   same_order: 'Every epoch in the same order',
   memory_growth: 'Memory grows',
   fragmentation: 'GPU memory in fragments',
+  unused_memory: 'GPU memory stays unused',
   slow_epoch_start: 'Slow start of every epoch',
   bad_shard: 'Some batches come late',
   xid: 'Xid error',

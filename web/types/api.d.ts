@@ -2150,6 +2150,8 @@ export interface RunCost {
   notes: string[];
   price_per_rank_hour: number | null;
   currency: string;
+  spot_per_rank_hour: number | null;
+  interruptions_per_hour: number | null;
   restart_seconds: number | null;
 }
 

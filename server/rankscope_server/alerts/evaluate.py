@@ -261,7 +261,7 @@ def _budget(when: OnBudget, run: SeenRun, seen: Seen) -> Outcomes:
         return
     amounts = [f"{hours:,.1f} rank-hours"]
     if rate is not None and money is not None:
-        amounts.insert(0 if is_money else 1, f"{money:,.2f} {rate.currency}".rstrip())
+        amounts.insert(0 if is_money else 1, rate.text(money))
     limit = f"{when.money:,.2f}" if is_money else f"{when.rank_hours:,.1f} rank-hours"
     yield subject, Firing(
         severity="warning", what=f"{_title(run)} has spent {amounts[0]}",

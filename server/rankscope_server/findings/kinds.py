@@ -191,6 +191,9 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     Kind("fragmentation", "GPU memory in fragments", ("memory-growth",),
          "CUDA's allocator holds so much that no tensor uses",
          "warning where it holds nine tenths of the GPU, else info"),
+    Kind("unused_memory", "GPU memory stays unused", ("memory-growth",),
+         "no rank ever used more than half of the memory of its GPU; with a price list, what a "
+         "cheaper host may take longer", _INFO),
     Kind("slow_epoch_start", "Slow start of every epoch", ("data-loading",),
          "each epoch begins with a wait for data", "warning from 10 % of the step, else info"),
     Kind("bad_shard", "Some batches come late", ("data-loading",),

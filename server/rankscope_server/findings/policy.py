@@ -378,6 +378,10 @@ class Policy:
     # Held by the allocator and used by no tensor, as a share of the GPU.
     fragmentation_share: float = 0.30
     fragmentation_held_share: float = 0.9  # of the limit: what comes next may not fit
+    # Whatever part of it are activations, twice the microbatch takes at most twice the memory: up
+    # to half of a device it fits for sure.
+    unused_memory_share: float = 0.5
+    unused_memory_steps: int = 200  # by then there was a checkpoint or a validation in most jobs
 
     # --- waiting for data -----------------------------------------------------------------
     # Shares of the step that are lost to it.

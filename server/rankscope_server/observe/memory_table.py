@@ -6,7 +6,7 @@ Level k keeps one sample for each `WIDTHS[k]` steps, the one of the lowest step,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -95,6 +95,24 @@ class MemoryTable:
         grown = np.zeros(rows)
         grown[: len(found)] = np.where(np.isfinite(found), found, 0.0)
         return grown
+
+    def largest(self, names: Sequence[str]) -> NDArray[np.float64]:
+        """Return the largest value of each row that is kept of any of these kinds; 0: of none."""
+        rows = len(self.row_of)
+        found = np.zeros(rows)
+        for name in names:
+            if name in self._steps:
+                steps, values = self._steps[name][:rows], self._values[name][:rows]
+                most = np.where(steps >= 0, values, 0.0).max(axis=(1, 2))
+                found[: len(most)] = np.maximum(found[: len(most)], most)
+        return found
+
+    def newest_step(self, rank: int, name: str) -> int:
+        """Return the step of the newest value of a rank, -1 where there is none."""
+        row = self.row_of.get(rank)
+        if row is None or name not in self.last_step or row >= len(self.last_step[name]):
+            return -1
+        return int(self.last_step[name][row])
 
     def newest(self, rank: int, name: str) -> float | None:
         """Return the newest value of a rank."""

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { costWords, money } from '../../../web/app/format.js';
-import { hoursWords, isTelling, readChanges, readPrice, shareWords, spotPaysFrom, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
+import { hoursWords, isTelling, readChanges, readPrice, shareWords, spotHour, spotPaysFrom, spotPaysUpTo, stepWith, waterfall } from '../../../web/app/parts/costmaths.js';
 import { readPath } from '../../../web/app/url.js';
 
 const part = (name, share) => ({ name, what: '', rank_hours: share * 8, share });
@@ -83,4 +83,7 @@ test('spot pays from that distance of interruptions on at which both cost the sa
   assert.equal(1 * (1 + 600 / apart), 3, 'an hour of work costs as much on either');
   assert.equal(spotPaysFrom(3, 3, 600), null);
   assert.equal(spotPaysFrom(3, 4, 600), null);
+  assert.equal(spotHour(1, 3600 / apart, 600), 3);
+  assert.equal(spotPaysUpTo(3, 1, 3600 / apart), 600);
+  assert.equal(spotPaysUpTo(3, 3, 1), null);
 });

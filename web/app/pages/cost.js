@@ -12,7 +12,9 @@ import {
   readChanges,
   readPrice,
   shareWords,
+  spotHour,
   spotPaysFrom,
+  spotPaysUpTo,
   stepWith,
   waterfall,
 } from '../parts/costmaths.js';
@@ -64,20 +66,32 @@ function priceOf(data) {
   return data.price_per_rank_hour === null ? null : { value: data.price_per_rank_hour, currency: data.currency };
 }
 
+/** The spot price in the address, else that of the server's list, which belongs to its other price. @param {Cost} data */
+function spotOf(data) {
+  return readPrice(query.value.spot) ?? (query.value.price ? null : data.spot_per_rank_hour);
+}
+
 /** Whether a spot price pays, in words; nothing without both prices. @param {Cost} data @param {Price} price */
 function spotWords(data, price) {
-  const spot = readPrice(query.value.spot);
+  const spot = spotOf(data);
   if (spot === null || price === null) return [];
   const amount = money(spot, price.currency);
-  if (data.restart_seconds === null)
-    return [
-      `Whether spot at ${amount} pays is not known: this run was never restarted, so what an interruption takes is not`,
-    ];
-  const apart = spotPaysFrom(price.value, spot, data.restart_seconds);
-  if (apart === null) return [`Spot at ${amount} never pays: it is no cheaper`];
-  const each = duration(data.restart_seconds * 1e3);
+  const often = data.interruptions_per_hour;
+  const lost = data.restart_seconds;
+  if (spot >= price.value) return [`Spot at ${amount} never pays: it is no cheaper`];
+  const rate = often ? `${figure(often)} interruptions of its hosts an hour, by the price list` : '';
+  if (lost === null) {
+    const why = 'this run was never restarted, so what an interruption takes is not known';
+    if (!often) return [`Whether spot at ${amount} pays is not known: ${why}`];
+    const most = duration((spotPaysUpTo(price.value, spot, often) ?? 0) * 1e3);
+    return [`Spot at ${amount} pays where an interruption takes less than ${most} (${rate}); ${why}`];
+  }
+  const apart = duration((spotPaysFrom(price.value, spot, lost) ?? 0) * 1e3);
+  const breakEven = `it pays while interruptions are ${apart} or more apart; in this run each took ${duration(lost * 1e3)}`;
+  if (!often) return [`Spot at ${amount}: ${breakEven}`];
+  const hour = spotHour(spot, often, lost);
   return [
-    `Spot at ${amount} pays while interruptions are ${duration(apart * 1e3)} or more apart; in this run each took ${each}`,
+    `Spot at ${amount} ${hour < price.value ? 'pays' : 'does not pay'}: with ${rate}, an hour’s work of a rank costs ${money(hour, price.currency)} in place of ${money(price.value, price.currency)}; ${breakEven}`,
   ];
 }
 
@@ -121,7 +135,13 @@ function PriceForm({ data }) {
       }),
     ),
     el(Field, { label: 'Currency', value: currency, set: setCurrency, hint: 'EUR', size: 6 }),
-    el(Field, { label: 'Spot price', value: spot, set: setSpot, hint: 'none', size: 8 }),
+    el(Field, {
+      label: 'Spot price',
+      value: spot,
+      set: setSpot,
+      hint: data.spot_per_rank_hour === null ? 'none' : figure(data.spot_per_rank_hour),
+      size: 8,
+    }),
     t.button({ type: 'submit', class: 'button', disabled: wrong }, 'Show'),
     query.value.price
       ? t.button(

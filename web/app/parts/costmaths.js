@@ -54,6 +54,20 @@ export function spotPaysFrom(price, spot, lost) {
   return spot < price ? (lost * spot) / (price - spot) : null;
 }
 
+/** What an hour of work costs as spot, with so many interruptions an hour that each take so long.
+ * @param {number} spot @param {number} often an hour @param {number} lost seconds */
+export function spotHour(spot, often, lost) {
+  return spot * (1 + (often * lost) / SECONDS_PER_HOUR);
+}
+
+/** How long an interruption may take at most, in seconds, for a spot price to pay; null where it never does.
+ * @param {number} price @param {number} spot @param {number} often an hour */
+export function spotPaysUpTo(price, spot, often) {
+  return spot < price ? ((price - spot) / (spot * often)) * SECONDS_PER_HOUR : null;
+}
+
+const SECONDS_PER_HOUR = 3600;
+
 /** Rank-hours in a unit that is read: that in which `like` is read, so that two beside each other have one.
  * @param {number} hours @param {number} [like] */
 export function hoursWords(hours, like = hours) {

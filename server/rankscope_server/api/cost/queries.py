@@ -65,6 +65,8 @@ def cost(run: sa.Row[Any], rate: Rate | None = None) -> RunCost:
         notes=_notes(stored),
         price_per_rank_hour=None if rate is None else rate.per_rank_hour,
         currency="" if rate is None else rate.currency,
+        spot_per_rank_hour=None if rate is None else rate.spot_per_rank_hour,
+        interruptions_per_hour=None if rate is None else rate.interruptions,
         restart_seconds=_restart_seconds(stored),
     )
 

@@ -61,4 +61,6 @@ class RunCost(Schema, frozen=True):
     notes: list[str]
     price_per_rank_hour: float | None = None  # None: no price of its hosts is set
     currency: str = ""
+    spot_per_rank_hour: float | None = None  # None: the price list has none for each host
+    interruptions_per_hour: float | None = None  # of all its hosts as spot; None: not in the list
     restart_seconds: float | None = None  # of an interruption, the mean; None: none

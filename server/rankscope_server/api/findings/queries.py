@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rankscope.wire.formulas import rank_hours_per_day
 from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.commands.queries import of_finding as commands_of_finding
 from rankscope_server.api.findings.citing import Citing
@@ -23,6 +24,7 @@ from rankscope_server.api.findings.schema import (
     ShownFinding,
     ShownVerdict,
 )
+from rankscope_server.findings.text import times_text
 from rankscope_server.prices import Rate
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
@@ -33,6 +35,8 @@ MAX_STACK_RANKS = 16
 STACKS_AROUND_NS = 120 * 10**9  # the collector takes the first ones before the finding opens
 MAX_TIME_NS = 1 << 62
 _BOOKKEEPING = {"id", "state", "opened_ms", "updated_ms", "recovered_ms"}
+_NEEDS_LESS = frozenset({"unused_memory", "gpu_underuse"})  # kinds that a smaller host may serve
+_MAX_CHEAPER = 3  # hosts of the price list
 _PRICED = {"cost_money_per_day", "currency"}
 _TRANSLATED = {"evidence", "explained_by"}
 _FIELDS = set(ShownFinding.__struct_fields__) - _BOOKKEEPING - _TRANSLATED - _PRICED
@@ -128,6 +132,7 @@ def verdict(
     folded = [Folded(id=ids.get(item["key"]), what=item["what"]) for item in body.get("folded", [])]
     values = _values(body, ids) | {"folded": folded, "deciding": body.get("deciding", [])}
     values |= _money(values, rate)
+    values["evidence"] += _cheaper(values, rate)
     if row is None:
         return ShownVerdict(**values, id=0, state="open")
     _cite(values, Citing(connection, run).about(body, row.opened_ns))
@@ -141,6 +146,7 @@ def finding_of(
     body = json_object(row.body)
     values = _values(body, ids)
     values |= _money(values, rate)
+    values["evidence"] += _cheaper(values, rate)
     _cite(values, citing.about(body, row.opened_ns))
     return ShownFinding(**values, **_bookkeeping(row))
 
@@ -156,6 +162,21 @@ def _money(values: dict[str, Any], rate: Rate | None) -> dict[str, Any]:
     if hours is None or rate is None:
         return {}
     return {"cost_money_per_day": hours * rate.per_rank_hour, "currency": rate.currency}
+
+
+def _cheaper(values: dict[str, Any], rate: Rate | None) -> list[Evidence]:
+    """Return what the run costs that needs less than it has, and when cheaper hosts would pay."""
+    if values.get("kind") not in _NEEDS_LESS or rate is None:
+        return []
+    day = rank_hours_per_day(rate.num_ranks, 1.0) * rate.per_rank_hour
+    found = [Evidence(text=f"By the price list its hosts cost {rate.text(day)} a day")]
+    for row in [row for row in rate.cheaper if row.price > 0][:_MAX_CHEAPER]:
+        found.append(Evidence(
+            text=f"A host {row.pattern} costs {rate.text(row.price)} an hour in place of "
+            f"{rate.text(rate.host_hour)}: with as many ranks on each it pays while a step takes "
+            f"less than {times_text(rate.host_hour / row.price)} as long there"
+        ))  # fmt: skip
+    return found
 
 
 def _bookkeeping(row: sa.Row[Any]) -> dict[str, Any]:

@@ -40,10 +40,13 @@ _MEMORY = {
     "cuda_allocated_bytes": Number("cuda_allocated_bytes", "GPU memory in tensors", "bytes"),
 }
 SOURCE = "what the rank recorded in each step"
-_FRAGMENTS = (
-    Number("cuda_fragmentation_bytes", "GPU memory held for no tensor", "bytes"),
-    Number("cuda_reserved_bytes", "GPU memory held by the allocator", "bytes"),
-)
+_HELD = Number("cuda_reserved_bytes", "GPU memory held by the allocator", "bytes")
+_OF_ALLOCATOR = {
+    "fragmentation": (
+        Number("cuda_fragmentation_bytes", "GPU memory held for no tensor", "bytes"), _HELD,
+    ),
+    "unused_memory": (_HELD, Number("cuda_peak_bytes", "Most GPU memory in tensors", "bytes")),
+}  # fmt: skip
 
 
 def numbers(*wanted: Number) -> Maker:
@@ -56,9 +59,10 @@ def numbers(*wanted: Number) -> Maker:
 
 
 def memory(connection: sa.Connection, subject: Subject) -> list[FindingChart]:
-    """Draw the memory that grows, over the whole run; or that which is in fragments."""
-    if subject.kind == "fragmentation":
-        return _numbers(connection, subject, _FRAGMENTS, subject.steps(whole=True))
+    """Draw the memory that grows, or is in fragments or not used, over the whole run."""
+    if subject.kind in _OF_ALLOCATOR:
+        held = _OF_ALLOCATOR[subject.kind]
+        return _numbers(connection, subject, held, subject.steps(whole=True))
     wanted = [one for name, one in _MEMORY.items() if subject.name.startswith(f"{name}/")]
     return _numbers(connection, subject, wanted, subject.steps(whole=True))
 

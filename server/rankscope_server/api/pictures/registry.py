@@ -117,6 +117,7 @@ PICTURES: dict[str, tuple[Source, ...]] = {
     "same_order": (_PASSES,),
     "memory_growth": (_MEMORY,),
     "fragmentation": (_MEMORY,),
+    "unused_memory": (_MEMORY,),
     "slow_epoch_start": (_DATA,),
     "bad_shard": (_DATA,),
     "xid": (

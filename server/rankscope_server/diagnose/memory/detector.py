@@ -1,4 +1,4 @@
-"""Memory that grows with the steps, and when it will be full."""
+"""Memory that grows with the steps, and when it will be full; what of it is never used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope_server.diagnose.memory.room import HOST, Room, device_room, host_room
+from rankscope_server.diagnose.memory.unused import unused
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     DetectorResult,
@@ -28,7 +30,6 @@ _FILE_PART = {
     "rss_bytes": "rss_file_bytes",
     "workers_rss_bytes": "workers_rss_file_bytes",
 }
-HOST: tuple[str, ...] = tuple(_FILE_PART)
 GROWING: tuple[str, ...] = ("cuda_allocated_bytes", *HOST)
 _MAX_TESTED = 32  # ranks that grew most; the rest is compared with them
 _WORDS = {
@@ -37,15 +38,6 @@ _WORDS = {
     "cuda_allocated_bytes": "GPU memory",
 }
 _OF_WORKERS = "workers_rss_bytes"
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What is left before memory is full, in bytes, and how that is known."""
-
-    left_bytes: float
-    limit_bytes: float
-    how: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +59,15 @@ class MemoryGrowth:
     """Finds memory that grows step by step, and forecasts when it runs out."""
 
     name: ClassVar[str] = "memory-growth"
-    finds: ClassVar[str] = "Memory that grows with the steps, and when it is full; fragmentation"
-    needs: ClassVar[str] = "memory of ranks; a limit for the forecast"
-    silent: ClassVar[str] = "first 50 steps, plateaus, caches that fill; file pages are info"
+    finds: ClassVar[str] = (
+        "Memory that grows with the steps, and when it is full; fragmentation; GPU memory that no "
+        "rank ever uses"
+    )
+    needs: ClassVar[str] = "memory of ranks; a limit for the forecast, and for what is not used"
+    silent: ClassVar[str] = (
+        "first 50 steps, plateaus, caches that fill; file pages are info; memory of hosts that is "
+        "not used"
+    )
 
     def look(self, window: Window) -> DetectorResult:
         """Return which ranks' memory grows."""
@@ -90,6 +88,8 @@ class MemoryGrowth:
                 findings.append(growth_finding(window, growing, _alike(window, name, growing)))
         findings += _fragmentation(window)
         checked = () if findings else (f"memory: none of {len(table.row_of)} ranks grows",)
+        if not findings:
+            findings += unused(window)
         return ran(self, findings, checked)
 
 
@@ -148,49 +148,6 @@ def _growth(window: Window, rank: int, name: str, trend: Trend, host_slope: floa
     return Growth(
         rank, name, trend, now, room, left, low, high, _is_of_files(window, rank, name, trend)
     )
-
-
-def host_room(window: Window, rank: int) -> Room | None:
-    """Return what a host has left: the least of its memory and of the rank's control group."""
-    machines, host = window.facts.machines, window.host(rank)
-    found = []
-    available = machines.newest("host", (host, ""), "memory_available_bytes")
-    total = machines.newest("host", (host, ""), "memory_total_bytes")
-    if available is not None and total is not None:
-        found.append(Room(available, total, "memory available on its host"))
-    for where, group in machines.devices.get("cgroup", {}):
-        used = machines.newest("cgroup", (where, group), "memory_bytes")
-        limit = machines.newest("cgroup", (where, group), "memory_limit_bytes")
-        if where == host and used is not None and limit is not None and limit > used:
-            found.append(Room(limit - used, limit, f"limit of control group {group}"))
-    if found:
-        return min(found, key=lambda room: room.left_bytes)
-    said = window.facts.environments.fact(rank, "host.memory_bytes")
-    if not said.isdigit():
-        return None
-    table = window.facts.memory
-    used = sum(
-        table.newest(other, name) or 0.0
-        for other in table.row_of
-        for name in HOST
-        if window.host(other) == host
-    )
-    return Room(int(said) - used, int(said), "memory of its host less that of its ranks")
-
-
-def device_room(window: Window, rank: int, now: float) -> Room | None:
-    """Return what a GPU has left for tensors of this rank."""
-    machines, host = window.facts.machines, window.host(rank)
-    gpu = machines.gpu_of_rank.get((host, rank))
-    known = window.ranks.get(rank)
-    number = gpu[1] if gpu else known.local_rank if known else -1
-    total = machines.newest("gpu", (host, str(number)), "memory_total_bytes")
-    if total is None:
-        return None
-    used = machines.newest("gpu", (host, str(number)), "memory_used_bytes") or 0.0
-    reserved = window.facts.memory.newest(rank, "cuda_reserved_bytes") or now
-    others = max(0.0, used - reserved)  # the context and other processes
-    return Room(total - others - now, total, "memory of its GPU")
 
 
 def _is_of_files(window: Window, rank: int, name: str, trend: Trend) -> bool:
