@@ -14,6 +14,7 @@ import pytest
 from rankscope import cli
 from rankscope.importers.flight_dumps import read_dumps
 from tests.agent.dumps import dump, entry
+from tests.analysis.horovod_files import TimelineFile
 from tests.server.conftest import ServerProcess
 from tests.server.seed import wait_until_judged
 from tests.shared_data import SHARED_DATA, named
@@ -107,6 +108,25 @@ def test_a_benchmark_becomes_a_run(
     forced = ["import", str(tmp_path / "bench.txt"), "--server", server.url]
     assert cli.main([*forced, "--format", "flight-recorder"]) == 1
     assert cli.main([*forced, "--format", "odd"]) == 64
+
+
+def test_a_timeline_of_horovod_becomes_a_run_with_its_slow_rank(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start_server("--look-seconds", "0.2")
+    file, began = TimelineFile(), 0
+    for step in range(80):
+        ready = {rank: began + 40_000 + 20_000 * (rank == 2 and step > 30) for rank in range(4)}
+        began = file.reduce("gradients", ready, 2_000)
+    path = tmp_path / "timeline.json"
+    path.write_text(file.text())
+    code = cli.main(["import", str(path), "--run", "h", "--server", server.url, "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert (code, said["formats"], said["world_size"]) == (0, {"horovod": 1}, 4)
+    wait_until_judged(server.url)
+    assert [one["ranks"] for one in fetch(server, "h/findings")["open"]] == [[2]]
+    (row,) = fetch(server, "h/collectives")["rows"]
+    assert (row["operation"], row["size_bytes"], row["count"]) == ("all_reduce", 1024, 320)
 
 
 def test_the_open_trace_becomes_a_run(

@@ -34,9 +34,9 @@ class ImportCommand:
 
     PATH is a file or a directory: Flight Recorder dumps (pickle or JSON, NCCL or gloo), traces of
     PyTorch's profiler (JSON, also gzip, one of each rank), logs of NCCL (NCCL_DEBUG=INFO), the
-    open trace in Parquet, output of nccl-tests. The format is recognised by content. The rank of
-    a dump is the last number in its file's name. Nothing that is in a pickle is executed. The run
-    is given to a server, which must be up: rankscope serve.
+    open trace in Parquet, output of nccl-tests, the timeline of Horovod. The format is recognised
+    by content. The rank of a dump is the last number in its file's name. Nothing that is in a
+    pickle is executed. The run is given to a server, which must be up: rankscope serve.
 
     Examples:
       rankscope import /tmp/nccl_trace_rank_*
@@ -45,6 +45,7 @@ class ImportCommand:
       rankscope import nccl-logs/
       rankscope import trace.parquet
       rankscope import all_reduce_perf.txt --format nccl-tests
+      rankscope import timeline.json
 
     Exit codes: 0 imported; 1 nothing in PATH could be read, or the server refused some of it;
     2 the server cannot be reached; 64 wrong usage.
@@ -66,7 +67,7 @@ class ImportCommand:
         parser.add_argument(
             "--format", default="", metavar="FORMAT",
             help="take every file for this one: flight-recorder, open-trace, profiler, nccl-tests, "
-            "nccl-log",
+            "nccl-log, horovod",
         )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 

@@ -18,24 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from rankscope_server.importers.counted import Counted
+from rankscope_server.importers.json_events import READ_CHARACTERS, TraceError, events_of
 
-_READ_CHARACTERS = 4 << 20
 _MAX_HEAD = 64 << 20
-_MAX_EVENT = 32 << 20
 _MAX_INTERVALS = 20_000_000  # 320 MB
 _GZIP = b"\x1f\x8b"
 _BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
-_BETWEEN = re.compile(r"[\s,]*")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 _NAMED_NUMBER = re.compile(r"(?:rank|worker)[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _BACKWARD = "autograd::engine::evaluate_function"
 _OLD_BACKWARD = re.compile(r"[A-Z]\w*Backward\d*|torch::autograd::\w+")  # before PyTorch 1.9
-_decode = json.JSONDecoder().raw_decode
-
-
-class TraceError(ValueError):
-    """The file is no trace, or a damaged one; the message says what to do."""
 
 
 @dataclass(slots=True)
@@ -131,33 +124,15 @@ def _events(raw: Counted, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
     packed = io.BufferedReader(raw, 1 << 20)
     plain: Any = gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == _GZIP else packed
     text = io.TextIOWrapper(plain, errors="replace")
-    buffer = text.read(_READ_CHARACTERS)
+    buffer = text.read(READ_CHARACTERS)
     while (begin := _BEGIN.search(buffer)) is None:
-        more = text.read(_READ_CHARACTERS)
+        more = text.read(READ_CHARACTERS)
         if not more or len(buffer) > _MAX_HEAD:
             raise TraceError("no traceEvents in it; give what export_chrome_trace wrote")
         buffer += more
     head.update(_fields(buffer[: begin.start()].strip().rstrip(",") + "}"))
-    at = begin.end()
-    while True:
-        between = _BETWEEN.match(buffer, at)
-        at = between.end() if between else at
-        if buffer[at : at + 1] == "]":
-            break
-        try:
-            event, at = _decode(buffer, at)
-        except ValueError as error:
-            more = text.read(_READ_CHARACTERS)
-            if not more:
-                raise TraceError("is cut short; the rank ended while it wrote: export it again"
-                                 ) from error  # fmt: skip
-            if len(buffer) - at > _MAX_EVENT:
-                raise TraceError(f"an event is no JSON: {error}; export it again") from error
-            buffer, at = buffer[at:] + more, 0
-            continue
-        if isinstance(event, dict):
-            yield event
-    tail = (buffer[at + 1 :] + text.read(_MAX_HEAD)).strip().lstrip(",")
+    rest = yield from events_of(text, buffer, begin.end())
+    tail = (rest + text.read(_MAX_HEAD)).strip().lstrip(",")
     for name, value in _fields("{" + tail).items():
         head.setdefault(name, value)
 

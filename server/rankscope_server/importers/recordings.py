@@ -16,14 +16,23 @@ from rankscope.importers.flight_records import Imported, convert
 from rankscope.wire.chunk import decode_chunk
 from rankscope.wire.schema import IMPORTED, NODE_RANK, AnyRecord, RunStarted
 from rankscope_server.analysis.state import RunState
+from rankscope_server.importers.horovod_timeline import (
+    TIMELINE,
+    Timeline,
+    import_timeline,
+    read_timeline,
+)
+from rankscope_server.importers.json_events import TraceError
 from rankscope_server.importers.nccl_log import NcclLogs
 from rankscope_server.importers.nccl_tests import import_nccl_tests
 from rankscope_server.importers.open_trace import NotATrace, read_open_trace, records_of, replay_of
 from rankscope_server.importers.profiler_records import import_traces
-from rankscope_server.importers.profiler_trace import RankTrace, TraceError, read_trace
+from rankscope_server.importers.profiler_trace import RankTrace, read_trace
 from rankscope_server.verdict.answers import Look
 
-Format: TypeAlias = Literal["flight-recorder", "open-trace", "profiler", "nccl-tests", "nccl-log"]
+Format: TypeAlias = Literal[
+    "flight-recorder", "open-trace", "profiler", "nccl-tests", "nccl-log", "horovod"
+]
 FORMATS: tuple[Format, ...] = get_args(Format)
 OnBytes: TypeAlias = Callable[[int], None]  # how many bytes of the files were read since
 _HEAD_BYTES = 64 << 10
@@ -68,6 +77,8 @@ def format_of(path: Path) -> Format | None:
         return "open-trace"
     if b'"traceEvents"' in head:
         return "profiler"
+    if TIMELINE.match(head):
+        return "horovod"
     if head.startswith(_PICKLES) or _DUMP.match(head):
         return "flight-recorder"
     if _NCCL_TESTS.search(head):
@@ -233,6 +244,26 @@ def _profiler(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, li
         return None, [*left_out, f"{files[0].parent}: {error}"]
 
 
+def _horovod(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
+    """Read one timeline: rank 0 writes that of all ranks."""
+    left_out = [f"{path}: one timeline makes a run; import it alone" for path in files[1:]]
+    try:
+        timeline = read_timeline(files[0], on_bytes)
+    except TraceError as error:
+        return None, [str(error), *left_out]
+    return import_timeline(timeline), [*_without_ticks(files[0], timeline), *left_out]
+
+
+def _without_ticks(path: Path, timeline: Timeline) -> list[str]:
+    missing = sum(not one.ready_us for one in timeline.operations)
+    if not missing:
+        return []
+    return [
+        f"{path}: {missing:,} of {len(timeline.operations):,} collectives, of which Horovod's "
+        "cache hides when each rank was ready; HOROVOD_CACHE_CAPACITY=0 shows it"
+    ]
+
+
 def _nccl_tests(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
     parts, left_out = [], []
     for path in files:
@@ -269,4 +300,5 @@ _IMPORTERS: dict[Format, Callable[[list[Path], OnBytes], tuple[Imported | None, 
     "profiler": _profiler,
     "nccl-tests": _nccl_tests,
     "nccl-log": _nccl_logs,
+    "horovod": _horovod,
 }
