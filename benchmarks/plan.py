@@ -7,9 +7,9 @@
 Memory is real: how far each process rises above a tiny run of the same kind. Of time the schedule,
 the messages and the update are real, and the layers sleep for most of theirs (`layer_seconds`), as
 this machine has fewer cores than ranks. Two things are measured on one rank and given to the
-planner, the rate of a layer and that of an update, and two on several, the link and a sum between
-two matrices that are cut; nothing of the run that is predicted. `load` of a row is what else ran on
-the machine. Without rows of this code the table is made of those that there are.
+planner, what the host does for a layer and the rate of an update, and two on several, the link and
+messages between two matrices that are cut; nothing of the run that is predicted. `load` of a row is
+what else ran on the machine. Without rows of this code the table is made of those that there are.
 """
 
 from __future__ import annotations
@@ -72,9 +72,12 @@ STRATEGIES: dict[str, tuple[str, tuple[int, ...]]] = {
 }  # fmt: skip
 # Microbatches on one rank: slope and rest, of each kind of program, as FSDP2 and DTensor do work of
 # their own in every layer.
-PROGRAMS = ("ddp", "fsdp", "tensor")
+PROGRAMS = {
+    "ddp": "--strategy ddp", "fsdp": "--strategy fsdp", "tensor": "--strategy tensor",
+    "sequence": "--strategy tensor --sequence-parallel",
+}  # fmt: skip
 CALIBRATIONS = tuple((f"{name} {number}", 1) for name in PROGRAMS for number in (2, 4))
-CUT_OVER = (1, 2, 4)  # ranks over which layers are cut
+CUT_OVER = (2, 4)  # ranks over which layers are cut
 SCHEDULED = ("gpipe", "1f1b", "interleaved", "zero_bubble", "hybrid 2x2x1", "hybrid 1x2x2")
 SENDING = ("gpipe", "1f1b", "interleaved", "zero_bubble", "model_parallel", "pipedream", "ring")
 KEYS = ("kind", "strategy", "ranks")
@@ -86,7 +89,7 @@ def flags_of(kind: str, strategy: str, ranks: int) -> list[str]:
         return []
     if (strategy, ranks) in CALIBRATIONS:
         name, number = strategy.split()
-        own = ["--strategy", name, "--microbatches", number]
+        own = [*PROGRAMS[name].split(), "--microbatches", number]
     else:
         own = STRATEGIES[strategy][0].split()
     flags = [*DATA, *own, *(OF_MEMORY if kind == "memory" else OF_TIME)]
@@ -98,11 +101,14 @@ def flags_of(kind: str, strategy: str, ranks: int) -> list[str]:
     return flags
 
 
-def measure(ranks: int, jobs: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+def measure(ranks: int, jobs: list[tuple[str, str]], rounds: int) -> Iterator[dict[str, Any]]:
     """Run kinds and strategies one after the other in one group; yield what each took, as it ends.
 
-    Seconds are the mean over ranks, memory is that of the rank with most.
+    Seconds are the mean over ranks, memory is that of the rank with most. Of several rounds all
+    take turns, and the median of each counts.
     """
+    num_jobs, jobs = len(jobs), jobs * rounds
+    found: list[list[dict[str, Any]]] = [[] for _ in range(num_jobs)]
     work = [(kind, flags_of(kind, strategy, ranks)) for kind, strategy in jobs]
     with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -117,8 +123,20 @@ def measure(ranks: int, jobs: list[tuple[str, str]]) -> Iterator[dict[str, Any]]
                     log.seek(0)
                     raise SystemExit(f"{jobs[number]} on {ranks} ranks:\n{log.read()}")
                 time.sleep(0.2)
-            yield _merged(kind, [json.loads(p.read_text().splitlines()[number]) for p in files])
+            rows = [json.loads(path.read_text().splitlines()[number]) for path in files]
+            found[number % num_jobs].append(_merged(kind, rows))
+            if number >= len(jobs) - num_jobs:
+                yield _middle(found[number % num_jobs])
         child.wait()
+
+
+def _middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median of each number of rows with the same names, also of those by size."""
+    return {
+        name: _middle([row[name] for row in rows]) if isinstance(value, dict)
+        else statistics.median(row[name] for row in rows)
+        for name, value in rows[0].items()
+    }  # fmt: skip
 
 
 def _num_lines(path: Path) -> int:
@@ -128,8 +146,8 @@ def _num_lines(path: Path) -> int:
 def _merged(kind: str, by_rank: list[dict[str, Any]]) -> dict[str, Any]:
     if kind == "link":  # rank 0 begins and ends the round trips
         return max(by_rank, key=lambda found: found["send"][str(1 << 24)])
-    name, pick = ("bytes", max) if kind == "memory" else ("seconds", statistics.mean)
-    return by_rank[0] | {name: pick(found[name] for found in by_rank)}
+    pick = max if kind == "memory" else statistics.mean
+    return {name: pick(found[name] for found in by_rank) for name in by_rank[0]}
 
 
 def wanted(kinds: list[str], strategies: list[str], ranks: list[int]) -> Iterator[tuple[Any, ...]]:
@@ -137,7 +155,7 @@ def wanted(kinds: list[str], strategies: list[str], ranks: list[int]) -> Iterato
     if "time" in kinds:
         yield from (("time", name, number) for name, number in CALIBRATIONS)
         yield from (("link", "", number) for number in ranks if number > 1)
-        yield from (("message", "", number) for number in CUT_OVER if number in (1, *ranks))
+        yield from (("message", "", number) for number in CUT_OVER if number in ranks)
     for kind in kinds:
         for name in strategies:
             # one rank of a kind of program is its calibration
@@ -162,7 +180,7 @@ def predicted(row: dict[str, Any], rows: list[dict[str, Any]]) -> float:
 def program_of(layout: Layout) -> str:
     """Return which calibration is of the same kind of program."""
     if layout.tensor > 1:
-        return "tensor"
+        return "sequence" if layout.sequence_parallel else "tensor"
     return "fsdp" if layout.shard == 3 else "ddp"
 
 
@@ -186,8 +204,8 @@ def calibrated(
 ) -> Machine:
     """Return the machine with the rates that one rank had, and the link of so many ranks.
 
-    Ranks beyond the number of cores share them: what is computed takes longer, what sleeps does
-    not.
+    What sleeps is the work of the layers, which may be cut. The rest is what the host does for
+    each of them, on cores that ranks share: that much longer does it take them at once.
     """
     by_key = {tuple(row[key] for key in KEYS): row for row in rows}
     program = program_of(layout)
@@ -201,17 +219,23 @@ def calibrated(
     inside = None
     if machine.devices > 1:
         inside = fitted(by_key["link", "", machine.devices][link], link, machine.devices)
-    sums, alone = 0.0, by_key.get(("message", "", 1))
-    if layout.tensor > 1 and alone:  # of two matrices there are two: one forward, one backward
-        cut = by_key["message", "", layout.tensor]["seconds"]
-        sums = (
-            max(0.0, cut - alone["seconds"] * max(1.0, layout.tensor / (os.cpu_count() or 1))) / 2
-        )
     return dataclasses.replace(
-        machine, flops=3 * LAYERS / (asleep + awake),
+        machine, flops=3 * LAYERS / asleep, host_layer_seconds=awake / (3 * LAYERS),
         memory_bytes_per_second=model.parameters * state / max(update, 1e-9) / shared,
-        inside=inside, least_message_seconds=sums,
+        inside=inside, least_message_seconds=least_message(layout, by_key),
     )  # fmt: skip
+
+
+def least_message(layout: Layout, by_key: dict[tuple[Any, ...], dict[str, Any]]) -> float:
+    """Return what a message inside of a cut layer takes of this host, beyond the layer's own work.
+
+    Of two matrices there are two sums, or twice as many gathers and scatters.
+    """
+    if layout.tensor == 1:
+        return 0.0
+    row = by_key["message", "", layout.tensor]
+    name, number = ("sequence_seconds", 4) if layout.sequence_parallel else ("seconds", 2)
+    return float(max(0.0, row[name] - row["alone"]) / number)
 
 
 def fitted(by_size: dict[str, float], operation: str, ranks: int) -> Link:
@@ -275,6 +299,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="memory,time")
     parser.add_argument("--strategies", default=";".join(STRATEGIES), help="with ; between")
     parser.add_argument("--ranks", default="1,2,3,4")
+    parser.add_argument("--rounds", type=int, default=1, help="in turns; the median counts")
     parser.add_argument("--write", action="store_true", help="put the table into docs/plan.md")
     arguments = parser.parse_args()
     rows = Rows(arguments.out, KEYS, arguments.label)
@@ -286,7 +311,9 @@ def main() -> None:
         missing = rows.missing(keys)
         for ranks in sorted({key[2] for key in missing}):
             jobs = [(kind, strategy) for kind, strategy, number in missing if number == ranks]
-            for (kind, strategy), found in zip(jobs, measure(ranks, jobs), strict=True):
+            for (kind, strategy), found in zip(
+                jobs, measure(ranks, jobs, arguments.rounds), strict=True
+            ):
                 print(json.dumps(rows.add((kind, strategy, ranks), found)), flush=True)
     text = table(rows.all() or newest(arguments.out, KEYS))
     print(text)

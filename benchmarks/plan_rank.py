@@ -1,7 +1,7 @@
 """One rank of `benchmarks/plan.py`: what the trainer, or a link, takes here.
 
-torchrun ... plan_rank.py FOLDER JSON, where JSON is a list of [memory|time|link, arguments of the
-trainer]; one line of JSON for each is written to FOLDER/rank-N.jsonl as soon as it is known
+torchrun ... plan_rank.py FOLDER JSON, where JSON is a list of [memory|time|link|message, arguments
+of the trainer]; one line of JSON for each is written to FOLDER/rank-N.jsonl as soon as it is known
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -36,7 +37,7 @@ TINY = "--layers 8 --width 16 --heads 4 --context 16 --batch-size 1 --steps 2".s
 SKIPPED, MEASURED = 3, 4  # steps: connections and buckets are made in the first ones
 SIZES = (1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 REPEATS = 7
-MESSAGES, ASLEEP = 200, 0.025  # pairs of sums of layers that are cut; the sleep before each, s
+MESSAGES, ASLEEP = 80, 0.0125  # pairs of sums of layers that are cut; the sleep before each, s
 WIDTH, POSITIONS = 96, 16  # of these layers
 
 
@@ -77,26 +78,45 @@ def link(world: World, _arguments: list[str]) -> dict[str, Any]:
 
 
 def message(world: World, _arguments: list[str]) -> dict[str, Any]:
-    """Return the median seconds of two matrices that are cut over all ranks, both ways.
+    """Return the median seconds of two matrices that are cut, both ways: alone and over all ranks.
 
-    That are two sums, one in each way. As in a step each rank slept before.
+    `alone` each rank has both as a whole, so that nothing is sent; `seconds` has two sums, one in
+    each way; `sequence_seconds` two gathers and two scatters. They take turns, and as in a step all
+    ranks sleep before.
     """
-    mesh = init_device_mesh("cpu", (world.world_size,))
-    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
-    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    cut = parallelize_module(layers, mesh, plan, src_data_rank=None)
-    inputs = torch.zeros(POSITIONS, WIDTH, requires_grad=True)
-    took = []
+    meshes = init_device_mesh("cpu", (world.world_size, 1), mesh_dim_names=("all", "own"))
+    part = POSITIONS // world.world_size
+    pairs = {
+        "alone": (_pair(meshes["own"], Replicate()), POSITIONS),
+        "seconds": (_pair(meshes["all"], Replicate()), POSITIONS),
+        "sequence_seconds": (_pair(meshes["all"], Shard(0)), part),
+    }
+    took: dict[str, list[float]] = {name: [] for name in pairs}
     for _ in range(MESSAGES):
-        time.sleep(ASLEEP)
-        began = time.perf_counter()
-        outputs = cut(inputs)
-        forward = time.perf_counter() - began
-        time.sleep(ASLEEP)
-        began = time.perf_counter()
-        outputs.sum().backward()
-        took.append(forward + time.perf_counter() - began)
-    return {"seconds": statistics.median(took)}
+        for name, (pair, positions) in pairs.items():
+            dist.barrier()
+            took[name].append(_both_ways(pair, torch.zeros(positions, WIDTH, requires_grad=True)))
+    return {name: statistics.median(times) for name, times in took.items()}
+
+
+def _pair(mesh: DeviceMesh, outside: Placement) -> nn.Module:
+    """Return two matrices of which the first is cut by columns and the second by rows."""
+    plan = {
+        "0": ColwiseParallel(input_layouts=outside), "1": RowwiseParallel(output_layouts=outside)
+    }  # fmt: skip
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    return parallelize_module(layers, mesh, plan, src_data_rank=None)
+
+
+def _both_ways(pair: nn.Module, inputs: torch.Tensor) -> float:
+    time.sleep(ASLEEP)
+    began = time.perf_counter()
+    outputs = pair(inputs)
+    forward = time.perf_counter() - began
+    time.sleep(ASLEEP)
+    began = time.perf_counter()
+    outputs.sum().backward()
+    return forward + time.perf_counter() - began
 
 
 def _ping(tensor: torch.Tensor, world: World) -> None:

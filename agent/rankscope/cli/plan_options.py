@@ -130,6 +130,13 @@ def _machine(add: Callable[..., object]) -> None:
         help="links between nodes as `rankscope preflight --json FILE` measured them",
     )
     add(
+        "--host-layer",
+        default="",
+        metavar="TIME",
+        help="that the host works for a layer in a forward, where that is not hidden; a layer that "
+        "is cut takes it on each of its ranks: 1ms; default: none",
+    )
+    add(
         "--message",
         default="",
         metavar="TIME",
@@ -226,12 +233,13 @@ def _machine_of(arguments: argparse.Namespace) -> tuple[Machine, Device, list[st
         if device.peak_flops and not peak:
             notes.append(f"{device.name} has no rate for {arguments.precision}")
     inside, between, more = _links_of(arguments, device)
+    host = time_seconds(arguments.host_layer, "host-layer") if arguments.host_layer else 0.0
     least = time_seconds(arguments.message, "message") if arguments.message else 0.0
     machine = Machine(
         nodes=arguments.nodes, devices=arguments.devices, memory_bytes=device.memory_bytes,
         flops=rates[0], flops_low=rates[1], flops_high=rates[2],
         memory_bytes_per_second=device.memory_bytes_per_second, inside=inside, between=between,
-        least_message_seconds=least,
+        host_layer_seconds=host, least_message_seconds=least,
     )  # fmt: skip
     return machine, device, [*notes, *more]
 

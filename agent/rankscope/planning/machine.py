@@ -74,8 +74,10 @@ class Machine:
     memory_bytes_per_second: float = 0.0  # 0: not known, the update is then not counted
     inside: Link | None = None
     between: Link | None = None  # of each device to another node
-    # that a message inside of a cut layer takes, however small: what the host does for it; 0 where
-    # it does so while the device computes
+    # What the host does for a layer in a forward, and for a message inside of a cut layer: it takes
+    # so long however the layer is cut, and however small the message; 0 where the host does so
+    # while the device computes.
+    host_layer_seconds: float = 0.0
     least_message_seconds: float = 0.0
     # Shares of a node's memory that libraries take on a device, and that stays between blocks.
     reserved_bytes: float = 1e9

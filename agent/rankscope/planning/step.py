@@ -107,6 +107,7 @@ def _pass(
     layout: Layout, machine: Machine, stage: Stage, sent: Sequence[Messages], rate: float
 ) -> _Pass:
     forward = layout.samples * stage.forward_flops / rate
+    forward += stage.layers * machine.host_layer_seconds
     tensor = sum(_seconds(m, layout, machine) for m in sent if m.axis == "tensor")
     again = forward if layout.recomputes else 0.0
     return _Pass(forward, BACKWARD * forward + again, tensor / layout.microbatches)

@@ -30,8 +30,9 @@ def test_the_document_has_the_table(printed: str) -> None:
     assert made[1].strip() == printed.strip()
 
 
-def test_memory_is_near(printed: str) -> None:
-    found = re.search(r"Memory, (\d+) runs: median error ([\d.]+)%, worst ([\d.]+)%", printed)
+@pytest.mark.parametrize("kind", ["Memory", "Time"])
+def test_what_is_planned_is_near(printed: str, kind: str) -> None:
+    found = re.search(rf"{kind}, (\d+) runs: median error ([\d.]+)%, worst ([\d.]+)%", printed)
     assert found is not None
     assert int(found[1]) >= 40
     assert float(found[2]) <= MEDIAN

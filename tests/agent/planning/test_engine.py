@@ -120,6 +120,26 @@ def test_no_message_inside_of_a_cut_layer_is_quicker_than_its_host() -> None:
     assert step_time(LARGE, layout, quick, "adamw") == step_time(LARGE, layout, among, "adamw")
 
 
+def test_what_the_host_does_for_a_layer_is_not_cut_with_it() -> None:
+    where = machine(1, 4)
+    slower = replace(where, host_layer_seconds=0.001)
+
+    def added(layout: Layout) -> float:
+        before, after = (step_time(LARGE, layout, one, "adamw") for one in (where, slower))
+        assert before is not None
+        assert after is not None
+        return after.compute - before.compute
+
+    # forward, and a backward of twice its time, of each microbatch and layer of a rank
+    each = 8 * 3 * 0.001 * LARGE.num_layers
+    assert added(Layout(family="tensor", tensor=4, microbatches=8)) == pytest.approx(each)
+    assert added(Layout(family="ddp", data=4, microbatches=8)) == pytest.approx(each)
+    whole = Layout(family="tensor", tensor=4, microbatches=8, recomputes=True)
+    assert added(whole) == pytest.approx(each * 4 / 3)
+    staged = Layout(family="pipeline", pipeline=4, microbatches=8, schedule="1f1b")
+    assert added(staged) == pytest.approx(each / 4)
+
+
 def test_zero_sends_what_its_paper_says() -> None:
     def sent(shard: int) -> float:
         layout = Layout(family="fsdp", data=64, shard=shard)

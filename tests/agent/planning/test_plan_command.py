@@ -139,6 +139,15 @@ def test_a_host_that_takes_long_for_each_message_of_a_cut_layer() -> None:
     assert row["seconds"]["tensor"] == pytest.approx(5 * sums)
 
 
+def test_a_host_that_takes_long_for_each_layer() -> None:
+    asked = f"{SEVEN} --batch 1 --devices 8 --strategy model_parallel"  # 4 layers, one microbatch
+    (quick,), (slow,) = (
+        answer(f"{asked}{more}")["strategies"] for more in ("", " --host-layer 1s")
+    )
+    added = slow["seconds"]["compute"] - quick["seconds"]["compute"]
+    assert added == pytest.approx(4 * 3)  # a forward, and a backward of twice its time
+
+
 def test_the_same_model_by_name_and_by_numbers() -> None:
     numbers = (
         "--layers 32 --width 4096 --heads 32 --feed-forward 11008 --gated --sequence 4096 "
