@@ -52,7 +52,6 @@ _PACKAGE_OF = {
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
     "chromium": "chromium-headless-shell", "firefox": "firefox-esr", "strace": "strace",
     "prometheus": "prometheus", "promtool": "prometheus",
-    "systemd-analyze": "systemd", "systemd-sysusers": "systemd",
     "buildah": "buildah", "systemd-analyze": "systemd", "systemd-sysusers": "systemd",
     "haproxy": "haproxy", "nginx": "nginx", "openssl": "openssl",
 }  # fmt: skip
