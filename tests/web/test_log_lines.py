@@ -14,12 +14,16 @@ from playwright.sync_api import expect
 from rankscope.wire import schema, zstd
 from tests.server.seed import post_body
 from tests.web.accessibility import violations
-from tests.web.conftest import CRASH, Site, Watched
+from tests.web.conftest import CRASH, SLOW, Site, Watched
 
 pytestmark = pytest.mark.browser
 RUN = "json-lines"
 RANKS, STEPS = 64, 20
 START_NS = 1_790_000_000 * 10**9
+ROWS_SHOWN = """() => [...document.querySelectorAll('.vrow')].map(row => [
+  Number(row.getAttribute('aria-posinset')), Number(row.getAttribute('aria-setsize')),
+  row.textContent])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,36 @@ def test_a_line_of_all_ranks_is_one_and_leads_to_its_step(
     page.go_back()
     row.locator(".l-step").click()
     page.wait_for_url(re.compile(rf"/runs/{RUN}/steps/7\?sel=\d+@7$"))
+
+
+def test_rows_stay_in_order_and_are_the_lines_they_say_however_far_they_scroll(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    """Rows leave at one edge and come in at the other with new lines."""
+    watched = open_page(f"runs/{SLOW}/logs")
+    page = watched.page
+    page.locator(".vrow").first.wait_for()
+    page.locator(".vlist").hover()
+    lines = site.ask(f"runs/{SLOW}/logs?limit=500")["lines"][::-1]
+    for wheel in (-240, -900, 130, -2000, 400):
+        page.mouse.wheel(0, wheel)
+        page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+        rows = page.evaluate(ROWS_SHOWN)
+        places = [place for place, _, _ in rows]
+        assert places == list(range(places[0], places[0] + len(places)))
+        count = rows[0][1]  # of the lines that the page holds: those are the newest
+        assert count <= len(lines)
+        held = lines[len(lines) - count :]
+        for place, _, text in rows:
+            assert held[place - 1]["message"].split("\n")[0] in text
+    row = page.locator(".vrow").nth(12)
+    message = row.locator(".l-text").inner_text()
+    row.click()
+    panel = page.get_by_role("complementary", name="The whole line")
+    expect(panel.locator("pre")).to_contain_text(message)
+    expect(page.locator(".vrow.active")).to_have_count(1)
+    expect(page.locator(".vrow.active .l-text")).to_have_text(message)
+    watched.check()
 
 
 def test_lines_are_copied_as_they_stand_there_and_all_as_csv(

@@ -1,6 +1,6 @@
 /** Logs: the level histogram and facets over all lines, then the lines; search runs on the server. */
 
-import { useCallback, useEffect, useMemo, useState } from 'preact/hooks';
+import { useEffect, useMemo, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { Histogram } from '../charts/histogram.js';
 import { count, dateTime, exactTime, plural } from '../format.js';
@@ -11,7 +11,7 @@ import { Facet } from '../parts/facet.js';
 import { RING } from '../parts/fold.js';
 import { VirtualList } from '../parts/list.js';
 import { fieldNames, readColumns, stepHref, writeColumns } from '../parts/logfields.js';
-import { ColumnHeads, Filters, LogLineRow, LogPanel } from '../parts/logline.js';
+import { ColumnHeads, Filters, LogPanel, rowLook } from '../parts/logline.js';
 import { SCREEN, useLogLines } from '../parts/loglines.js';
 import { SearchBox } from '../parts/searchbox.js';
 import { go, query, setQuery } from '../router.js';
@@ -98,15 +98,13 @@ export function Page({ run, topic, overview, ended }) {
     if (to) go(to);
     else announce(row ? 'No step is known of this line' : 'Choose a line first');
   }
-  function show(/** @type {number} */ index) {
+  function show(/** @type {number} */ index, /** @type {Element} */ target = document.body) {
+    if (target.matches('.l-step') && stepHref(held.lines[index], run, last)) return openStep(held.lines[index]);
     setActive(index);
     setFollowing(false);
     setQuery({ line: String(held.lines[index].id) }, { replace: Boolean(now.line) });
   }
-  const draw = useCallback(
-    (/** @type {LogRow} */ one) => LogLineRow(one, columns, run, last),
-    [columns.join(), run, last],
-  );
+  const look = useMemo(() => rowLook(columns, run, last), [columns.join(), run, last]);
   const line = open >= 0 ? held.lines[open] : null;
   return t.div(
     { class: 'logs', 'data-api': base },
@@ -168,7 +166,7 @@ export function Page({ run, topic, overview, ended }) {
               items: held.lines,
               row: ROW,
               keyOf: (/** @type {LogRow} */ one) => one.id,
-              draw,
+              look,
               label: 'Log lines, oldest first',
               follow: following,
               onFollow: setFollowing,

@@ -11,21 +11,16 @@ const SEAM = 200; // rows behind a page that are looked at
 export function fold(lines) {
   /** @type {LogRow[]} */
   const folded = [];
+  /** @type {Map<string, number>} */
+  const newest = new Map(); // where the last one alike is
   for (const line of lines) {
-    const at = folded.findLastIndex(
-      (one) =>
-        one.run_id === line.run_id &&
-        one.attempt === line.attempt &&
-        one.message === line.message &&
-        one.level === line.level &&
-        one.logger === line.logger &&
-        one.stream === line.stream,
-    );
-    const same = folded[at];
-    if (same && Math.abs(line.first_ms - same.time_ms) <= ALIKE_MS) {
+    const alike = JSON.stringify([line.run_id, line.attempt, line.message, line.level, line.logger, line.stream]);
+    const at = newest.get(alike);
+    const same = at === undefined ? null : folded[at];
+    if (at !== undefined && same && Math.abs(line.first_ms - same.time_ms) <= ALIKE_MS) {
       const ranks = [...new Set([...same.ranks, ...line.ranks])].sort((one, other) => one - other);
       folded[at] = { ...same, count: same.count + line.count, ranks, time_ms: line.time_ms };
-    } else folded.push(line);
+    } else newest.set(alike, folded.push(line) - 1);
   }
   return folded;
 }

@@ -2,10 +2,10 @@
 
 import { TONE } from '../charts/histogram-maths.js';
 import { count, dateTime, exactTime, firstLine, plural, rankWords, words } from '../format.js';
-import { go, query, setQuery } from '../router.js';
+import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { LINE_FILTERS, runPath, withQuery } from '../url.js';
-import { spans } from './ansi.js';
+import { spans as ansiSpans } from './ansi.js';
 import { Around } from './around.js';
 import { CopyButton, Icon } from './bits.js';
 import { fieldsOf, stepHref, stepWords } from './logfields.js';
@@ -24,7 +24,27 @@ function column(text, chars) {
 
 /** @param {string} text */
 function coloured(text) {
-  return spans(text).map((span, i) => (span.look ? t.span({ key: i, class: span.look }, span.text) : span.text));
+  return ansiSpans(text).map((span, i) => (span.look ? t.span({ key: i, class: span.look }, span.text) : span.text));
+}
+
+/** @param {import('./ansi.js').Span} span */
+function colouredSpan({ text, look }) {
+  const span = document.createElement('span');
+  span.className = look;
+  span.textContent = text;
+  return span;
+}
+
+/** Give a span of a row its text; a text that is there already is written over. @param {HTMLElement} span @param {string} text @param {string} [title] */
+function write(span, text, title) {
+  if (span.childNodes.length === 1 && span.firstChild instanceof Text) span.firstChild.data = text;
+  else span.textContent = text;
+  if (title !== undefined && span.title !== title) span.title = title;
+}
+
+/** @param {HTMLElement} span @param {string} look */
+function tint(span, look) {
+  if (span.className !== look) span.className = look;
 }
 
 /** Who wrote it: one rank, several alike, or the node. @param {LogRow} line */
@@ -57,49 +77,55 @@ export function ColumnHeads({ columns, drop }) {
   );
 }
 
-/** @param {LogRow} line @param {string[]} columns fields that stand before the message @param {string} run @param {number} last step of the run */
-export function LogLineRow(line, columns, run, last) {
-  const [first, more] = firstLine(line.message);
-  const tone = TONE[line.level] ?? 'plain';
-  const to = stepHref(line, run, last);
-  const fields = fieldsOf(line);
-  const beside = [more > 0 ? `+${plural(more, 'line')}` : '', line.count > 1 ? `×${count(line.count)}` : ''].filter(
-    Boolean,
-  );
-  const time = exactTime(line.time_ms);
-  const level = line.level === 'WARNING' ? 'WARN' : line.level;
-  return [
-    t.span({ class: 'l-time', key: 't' }, time.slice(0, 8), t.span({ class: 'l-rest' }, time.slice(8)), GAP),
-    t.span(
-      { class: `l-level is-${tone}`, key: 'l' },
-      level.slice(0, 1),
-      t.span({ class: 'l-rest' }, level.slice(1).padEnd(CHARS.level - 1)),
-      GAP,
-    ),
-    t.span({ class: 'l-rank', key: 'r', title: rankWords(line.ranks) }, column(author(line), CHARS.rank)),
-    t.span(
-      {
-        class: 'l-step',
-        key: 's',
-        title: to ? 'Open this step (s)' : '',
-        onClick: (event) => {
-          if (!to) return;
-          event.stopPropagation();
-          go(to);
-        },
-      },
-      column(to ? `step ${line.step}` : stepWords(line, last), CHARS.step),
-    ),
-    t.span({ class: 'l-logger', key: 'g', title: line.logger }, column(line.logger || line.stream, CHARS.logger)),
-    columns.map((name) =>
-      t.span(
-        { class: 'l-field', key: `f ${name}`, title: `${name}: ${fields[name] ?? 'not in this line'}` },
-        column(String(fields[name] ?? '–'), CHARS.field),
-      ),
-    ),
-    t.span({ class: `l-text is-${tone}`, key: 'm' }, coloured(first)),
-    beside.length > 0 ? t.span({ class: 'l-more', key: 'c' }, beside.join(', ')) : null,
-  ];
+/**
+ * How rows of the list look: spans of one line of text, `columns` the fields that stand before the message.
+ * @param {string[]} columns @param {string} run @param {number} last step of the run @returns {import('./list.js').Look}
+ */
+export function rowLook(columns, run, last) {
+  const names = ['time', 'level', 'rank', 'step', 'logger', ...columns.map(() => 'field'), 'text', 'more'];
+  return {
+    make() {
+      const row = document.createElement('div');
+      row.append(
+        ...names.map((name) => {
+          const span = document.createElement('span');
+          span.className = `l-${name}`;
+          return span;
+        }),
+      );
+      return row;
+    },
+    fill(row, line) {
+      const spans = /** @type {HTMLElement[]} */ ([...row.children]);
+      const [time, level, rank, step, logger] = spans;
+      const [text, more] = spans.slice(-2);
+      const tone = TONE[line.level] ?? 'plain';
+      const to = stepHref(line, run, last);
+      const fields = fieldsOf(line);
+      write(time, exactTime(line.time_ms) + GAP);
+      write(level, column(line.level === 'WARNING' ? 'WARN' : line.level, CHARS.level));
+      tint(level, `l-level is-${tone}`);
+      write(rank, column(author(line), CHARS.rank), line.ranks.length > 1 ? rankWords(line.ranks) : '');
+      write(step, column(to ? `step ${line.step}` : stepWords(line, last), CHARS.step), to ? 'Open this step (s)' : '');
+      write(
+        logger,
+        column(line.logger || line.stream, CHARS.logger),
+        line.logger.length > CHARS.logger ? line.logger : '',
+      );
+      columns.forEach((name, i) => {
+        const value = fields[name] ?? '–';
+        write(spans[5 + i], column(value, CHARS.field), `${name}: ${fields[name] ?? 'not in this line'}`);
+      });
+      const [first, rest] = firstLine(line.message);
+      const parts = ansiSpans(first);
+      if (parts.some((part) => part.look)) text.replaceChildren(...parts.map(colouredSpan));
+      else write(text, parts.map((part) => part.text).join(''));
+      tint(text, `l-text is-${tone}`);
+      const beside = [rest > 0 ? `+${plural(rest, 'line')}` : '', line.count > 1 ? `×${count(line.count)}` : ''];
+      write(more, beside.filter(Boolean).join(', '));
+      more.hidden = !more.textContent;
+    },
+  };
 }
 
 /** The whole line, never cut. @param {{line: LogRow, run: string, last: number, close: () => void, step: (way: number) => void}} props */
