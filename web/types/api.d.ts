@@ -1917,6 +1917,9 @@ export interface RankDetail {
   sources: Record<string, string>;
   cpu_seconds: number | null;
   rss_bytes: number | null;
+  finding_id: number | null;
+  finding_kind: string | null;
+  finding_severity: 'critical' | 'info' | 'warning' | null;
   role: string;
   backend: string;
   local_world_size: number | null;
@@ -1954,6 +1957,9 @@ export interface RankRow {
   sources: Record<string, string>;
   cpu_seconds: number | null;
   rss_bytes: number | null;
+  finding_id: number | null;
+  finding_kind: string | null;
+  finding_severity: 'critical' | 'info' | 'warning' | null;
 }
 
 /** Some ranks: how many, where, and as text ("0-16, 18-31"); `some` are the first ones. */

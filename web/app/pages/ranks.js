@@ -1,11 +1,11 @@
 /** Ranks by steps: the large map of any phase, and where every rank is now. */
 
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useRef } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { bytes, count, plural, words } from '../format.js';
+import { bytes, count, kindWords, plural, words } from '../format.js';
 import { useHeld } from '../live.js';
 import { setTitle } from '../page.js';
-import { Card, Loaded, Table, When } from '../parts/bits.js';
+import { Card, Loaded, Severity, Table, When } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, readRank, runPath, withQuery } from '../url.js';
@@ -25,7 +25,8 @@ const METRICS = [
   ['blocked', 'Blocked on peers'],
 ];
 const SHOWN = 200;
-const BAD = new Set(['stuck', 'failed', 'silent']);
+const BAD = ['silent', 'stuck', 'failed']; // the worst last
+const SEVERITIES = ['info', 'warning', 'critical'];
 
 /** @param {import('../main.js').PageProps & {ended: boolean}} props */
 export function Page({ run, topic, overview, ended }) {
@@ -66,7 +67,9 @@ export function Page({ run, topic, overview, ended }) {
         Card,
         {
           title: ended ? 'Where every rank was' : 'Where every rank is',
-          note: shown ? plural(shown.ranks.length, 'rank') : '',
+          note: shown
+            ? `${plural(shown.ranks.length, 'rank')}, the worst first: named by a finding, failed, stuck, silent, then the furthest behind`
+            : '',
           tools: t.a({ href: csvHref(path) }, 'CSV'),
         },
         Loaded({
@@ -84,77 +87,110 @@ export function Page({ run, topic, overview, ended }) {
 export function ranksSentence(data) {
   if (!data) return '';
   if (data.ranks.length === 0) return 'No rank has registered yet';
-  const bad = data.ranks.filter((rank) => BAD.has(rank.state));
+  const bad = data.ranks.filter((rank) => BAD.includes(rank.state));
   if (bad.length === 0) return `${plural(data.ranks.length, 'rank')}, none stuck, failed or silent`;
   return bad.length === 1
     ? `Rank ${bad[0].rank} is ${bad[0].state}`
     : `${count(bad.length)} of ${count(data.ranks.length)} ranks are stuck, failed or silent`;
 }
 
+/** What ranks have to be looked at for, the worst first. @param {RankRow[]} ranks @param {number | null | undefined} selected */
+export function worstFirst(ranks, selected) {
+  const grave = (/** @type {RankRow} */ rank) => [
+    rank.rank === selected ? 1 : 0,
+    SEVERITIES.indexOf(rank.finding_severity ?? ''),
+    BAD.indexOf(rank.state),
+    -rank.step,
+    -rank.rank,
+  ];
+  return ranks
+    .map((rank) => ({ rank, grave: grave(rank) }))
+    .sort((a, b) => {
+      const at = a.grave.findIndex((one, i) => one !== b.grave[i]);
+      return at < 0 ? 0 : b.grave[at] - a.grave[at];
+    })
+    .map(({ rank }) => rank);
+}
+
 /** @param {{ranks: RankRow[], run: string, ended: boolean}} props */
 function RankTable({ ranks, run, ended }) {
-  const [all, setAll] = useState(false);
   const selected = readRank(query.value.sel);
-  const attention = (/** @type {RankRow} */ rank) => (rank.rank === selected ? -1 : BAD.has(rank.state) ? 0 : 1);
-  const sorted = [...ranks].sort((a, b) => attention(a) - attention(b) || a.rank - b.rank);
-  const rows = all ? sorted : sorted.slice(0, SHOWN);
   const staged = ranks.some((rank) => rank.stage !== null);
-  return t.div(
-    null,
-    Table({
-      label: 'Ranks',
-      rows,
-      keyOf: (rank) => rank.rank,
-      rowProps: (rank) => ({ class: rank.rank === selected ? 'here' : '' }),
-      columns: [
-        {
-          label: 'Rank',
-          class: 'nowrap',
-          cell: ({ rank }) =>
-            t.a({ href: withQuery(runPath(run, 'ranks', String(rank)), carried(query.value)) }, `Rank ${count(rank)}`),
-        },
-        {
-          label: 'State',
-          class: 'nowrap',
-          cell: ({ state }) =>
-            t.span({ class: `state is-${state}` }, t.span({ class: 'dot', 'aria-hidden': 'true' }), state),
-        },
-        {
-          label: 'Host',
-          class: 'clip',
-          title: (rank) => rank.host,
-          cell: (rank) => [
-            rank.host,
-            rank.local_rank === null ? null : t.span({ class: 'faint' }, ` local ${rank.local_rank}`),
-          ],
-        },
-        staged && { label: 'Stage', class: 'num', cell: ({ stage }) => (stage === null ? '–' : count(stage)) },
-        {
-          label: 'Step',
-          class: 'num',
-          cell: ({ step }) => (step ? count(step) : t.span({ class: 'faint' }, 'none')),
-        },
-        { label: 'Phase', cell: ({ phase }) => (phase ? words(phase) : t.span({ class: 'faint' }, '–')) },
-        {
-          label: 'CPU',
-          class: 'num nowrap',
-          cell: ({ cpu_seconds: cpu }) => (cpu === null ? '–' : `${count(cpu)} s`),
-        },
-        { label: 'Memory', class: 'num nowrap', cell: (rank) => bytes(rank.rss_bytes) },
-        {
-          label: ended ? 'Last record' : 'Last heard',
-          class: 'num nowrap',
-          cell: (rank) => el(When, { ms: rank.last_seen_ms, ended }),
-        },
-        { label: 'End', class: 'wide', cell: (rank) => rank.exit_text || t.span({ class: 'faint' }, '–') },
-      ],
-    }),
-    sorted.length > rows.length
-      ? t.p(
-          { class: 'note padded' },
-          `First ${count(rows.length)} of ${count(sorted.length)} ranks. `,
-          t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, 'Show all'),
-        )
-      : null,
-  );
+  const named = ranks.some((rank) => rank.finding_id !== null);
+  return Table({
+    label: 'Ranks',
+    rows: worstFirst(ranks, selected),
+    most: SHOWN,
+    noun: 'ranks',
+    keyOf: (rank) => rank.rank,
+    rowProps: (rank) => ({ class: rank.rank === selected ? 'here' : '' }),
+    columns: [
+      {
+        label: 'Rank',
+        class: 'nowrap',
+        by: ({ rank }) => rank,
+        least: true,
+        cell: ({ rank }) =>
+          t.a({ href: withQuery(runPath(run, 'ranks', String(rank)), carried(query.value)) }, `Rank ${count(rank)}`),
+      },
+      {
+        label: 'State',
+        class: 'nowrap',
+        by: ({ state }) => BAD.indexOf(state),
+        cell: ({ state }) =>
+          t.span({ class: `state is-${state}` }, t.span({ class: 'dot', 'aria-hidden': 'true' }), state),
+      },
+      named && {
+        label: 'Finding',
+        class: 'nowrap',
+        by: ({ finding_severity: severity }) => SEVERITIES.indexOf(severity ?? ''),
+        cell: ({ finding_id: id, finding_kind: kind, finding_severity: severity }) =>
+          id === null || severity === null
+            ? t.span({ class: 'faint' }, '–')
+            : t.a(
+                { href: runPath(run, 'findings', String(id)) },
+                el(Severity, { severity, text: kindWords(kind ?? '') }),
+              ),
+      },
+      {
+        label: 'Host',
+        class: 'clip',
+        title: (rank) => rank.host,
+        cell: (rank) => [
+          rank.host,
+          rank.local_rank === null ? null : t.span({ class: 'faint' }, ` local ${rank.local_rank}`),
+        ],
+      },
+      staged && {
+        label: 'Stage',
+        class: 'num',
+        by: ({ stage }) => stage,
+        least: true,
+        cell: ({ stage }) => (stage === null ? '–' : count(stage)),
+      },
+      {
+        label: 'Step',
+        class: 'num',
+        by: ({ step }) => step,
+        least: true,
+        cell: ({ step }) => (step ? count(step) : t.span({ class: 'faint' }, 'none')),
+      },
+      { label: 'Phase', cell: ({ phase }) => (phase ? words(phase) : t.span({ class: 'faint' }, '–')) },
+      {
+        label: 'CPU',
+        class: 'num nowrap',
+        by: ({ cpu_seconds: cpu }) => cpu,
+        cell: ({ cpu_seconds: cpu }) => (cpu === null ? '–' : `${count(cpu)} s`),
+      },
+      { label: 'Memory', class: 'num nowrap', by: (rank) => rank.rss_bytes, cell: (rank) => bytes(rank.rss_bytes) },
+      {
+        label: ended ? 'Last record' : 'Last heard',
+        class: 'num nowrap',
+        by: (rank) => rank.last_seen_ms,
+        least: true,
+        cell: (rank) => el(When, { ms: rank.last_seen_ms, ended }),
+      },
+      { label: 'End', class: 'wide', cell: (rank) => rank.exit_text || t.span({ class: 'faint' }, '–') },
+    ],
+  });
 }

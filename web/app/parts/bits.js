@@ -90,16 +90,16 @@ export function Share({ titleId, of = '.card' }) {
 
 /**
  * `class` is of the cells; its `num` and widths (`w-...`) are the head's too. A column with `by` can be sorted by
- * it, the largest first and what is unknown last. Without `label` the head is empty.
+ * it, the largest first, with `least` the least first, and what is unknown last. Without `label` the head is empty.
  * @template Row
  * @typedef {{label?: Children, hint?: string, class?: string | ((row: Row) => string), title?: (row: Row) => string,
- *   by?: (row: Row) => number | null, cell: (row: Row, index: number) => Children}} Column
+ *   by?: (row: Row) => number | null, least?: boolean, cell: (row: Row, index: number) => Children}} Column
  */
 
 /**
  * `frame` and `class` are looks of the box that scrolls and of the table; `more` is what stands below a row, over
  * all columns; `sorted` is the label of the column that rows are sorted by at first; of more rows than `most` the
- * first are shown, and `noun` says of what.
+ * first are shown, `noun` says of what, and a press shows all.
  * @template Row
  * @typedef {{label: string, rows: Row[], columns: (Column<Row> | false | null)[], key?: string, frame?: string, class?: string,
  *   headless?: boolean, keyOf?: (row: Row, index: number) => string | number, rowProps?: (row: Row) => RowProps,
@@ -115,9 +115,13 @@ export function Table(props) {
 /** @param {Props<any>} props */
 function Framed({ label, rows, frame, class: look, headless, most = rows.length, noun, sorted, ...props }) {
   const [sort, setSort] = useState(sorted);
+  const [all, setAll] = useState(false);
   const columns = /** @type {Column<any>[]} */ (props.columns.filter(Boolean));
-  const { by } = columns.find((column) => column.label === sort) ?? {};
-  const shown = (by ? [...rows].sort((a, b) => order(by(b)) - order(by(a))) : rows).slice(0, most);
+  const inOrder = ordered(
+    rows,
+    columns.find((column) => column.label === sort),
+  );
+  const shown = all ? inOrder : inOrder.slice(0, most);
   return t.div(
     { class: `scroll ${frame ?? ''}`, tabIndex: 0, role: 'region', 'aria-label': label },
     t.table(
@@ -135,18 +139,25 @@ function Framed({ label, rows, frame, class: look, headless, most = rows.length,
       ),
     ),
     rows.length > shown.length
-      ? t.p({ class: 'note padded' }, `First ${count(shown.length)} of ${count(rows.length)} ${noun}.`)
+      ? t.p(
+          { class: 'note padded' },
+          `First ${count(shown.length)} of ${count(rows.length)} ${noun}. `,
+          t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, 'Show all'),
+        )
       : null,
   );
 }
 
-/** What is unknown comes after what is known. @param {number | null} value */
-function order(value) {
-  return value ?? -Number.MAX_VALUE;
+/** What is unknown comes after what is known. @param {any[]} rows @param {Column<any>} [column] */
+function ordered(rows, { by, least } = { cell: () => null }) {
+  if (!by) return rows;
+  const way = least ? 1 : -1;
+  const place = (/** @type {any} */ row) => by(row) ?? way * Number.MAX_VALUE;
+  return [...rows].sort((a, b) => way * (place(a) - place(b)));
 }
 
 /** @param {Column<any>} column @param {number} key @param {string | undefined} sort @param {(label?: string) => void} setSort */
-function head({ label, hint, class: look, by }, key, sort, setSort) {
+function head({ label, hint, class: look, by, least }, key, sort, setSort) {
   if (label === undefined) return t.td({ key });
   const isSorted = by !== undefined && label === sort;
   return t.th(
@@ -155,13 +166,13 @@ function head({ label, hint, class: look, by }, key, sort, setSort) {
       scope: 'col',
       class: typeof look === 'string' ? look.match(/\bnum\b|\bw-\w+/g)?.join(' ') : undefined,
       title: hint,
-      'aria-sort': isSorted ? 'descending' : undefined,
+      'aria-sort': isSorted ? (least ? 'ascending' : 'descending') : undefined,
     },
     by
       ? t.button(
           { type: 'button', class: 'sort', onClick: () => setSort(isSorted ? undefined : String(label)) },
           label,
-          isSorted ? ' ▾' : '',
+          isSorted ? (least ? ' ▴' : ' ▾') : '',
         )
       : label,
   );

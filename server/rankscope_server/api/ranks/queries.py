@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 from rankscope.wire import schema
 from rankscope.wire.backends import is_of_device
 from rankscope.wire.group_state import exchanges_of
-from rankscope_server.answers import capped, json_object, of_row, to_ms
+from rankscope_server.answers import capped, of_row, to_ms
 from rankscope_server.api.ranks.chunks import Wanted
 from rankscope_server.api.ranks.records import newest
 from rankscope_server.api.ranks.schema import (
@@ -24,6 +25,7 @@ from rankscope_server.api.ranks.schema import (
     StackRow,
 )
 from rankscope_server.api.runs.queries import RANK_HEAD, is_silent, rank_rows
+from rankscope_server.findings.finding import SEVERITIES, Severity
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
 from rankscope_server.text import exit_text
@@ -59,8 +61,8 @@ def ranks(
     """Return the ranks of an attempt, by default the newest."""
     number = run.attempt if attempt is None else attempt
     rows = rank_rows(connection, run.run_id, number, _COLUMNS)
-    stuck = _stuck(connection, run.run_id)
-    return Ranks(ranks=[_rank_row(row, run, stuck, silent_before_ns) for row in rows])
+    named = _named(connection, run.run_id)
+    return Ranks(ranks=[_rank_row(row, run, named, silent_before_ns) for row in rows])
 
 
 def rank(
@@ -81,7 +83,7 @@ def rank(
             f"no rank {number} in run {run.run_id}", f"ranks are 0 to {run.world_size - 1}", "rank"
         )
     stacks, num_stacks = _stacks(connection, row)
-    base = _rank_row(row, run, _stuck(connection, run.run_id), silent_before_ns)
+    base = _rank_row(row, run, _named(connection, run.run_id), silent_before_ns)
     return of_row(
         RankDetail,
         row,
@@ -98,14 +100,15 @@ def rank(
 def _rank_row(
     row: sa.Row[Any],
     run: sa.Row[Any],
-    stuck: set[tuple[int, int]],
+    named: _Named,
     silent_before_ns: int,
 ) -> RankRow:
     state = None if row.state is None else _decode_doing(row.state)
+    finding = named.by_finding.get((row.attempt, row.rank))
     return of_row(
         RankRow,
         row,
-        state=_status(row, run, stuck, silent_before_ns),
+        state=_status(row, run, named.stuck, silent_before_ns),
         phase=state.phase if state else None,
         phase_since_ms=to_ms(state.phase_since_ns) if state else None,
         exit_text=exit_text(row),
@@ -113,6 +116,9 @@ def _rank_row(
         sources=_sources(row.sources),
         cpu_seconds=state.cpu_seconds if state else None,
         rss_bytes=(state.rss_bytes or None) if state else None,
+        finding_id=finding.id if finding else None,
+        finding_kind=finding.kind if finding else None,
+        finding_severity=finding.severity if finding else None,
     )
 
 
@@ -132,20 +138,51 @@ def _status(
     return "stuck" if is_stuck else "running"
 
 
-def _stuck(connection: sa.Connection, run_id: str) -> set[tuple[int, int]]:
-    """Return (attempt, rank) of those that an open finding of a hang names or lists as waiting."""
+class _Naming(msgspec.Struct):
+    """Of a stored finding what says whom it names, and how grave it is."""
+
+    kind: str
+    severity: Severity
+    ranks: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    cost_throughput_ratio: float | None = None
+    id: int = 0
+
+    def gravity(self) -> tuple[int, float]:
+        """Return what sorts findings, the gravest first."""
+        return SEVERITIES.index(self.severity), -(self.cost_throughput_ratio or 0.0)
+
+
+_decode_naming = msgspec.json.Decoder(_Naming).decode
+
+
+@dataclass(slots=True)
+class _Named:
+    """What open findings say of ranks, by (attempt, rank)."""
+
+    stuck: set[tuple[int, int]] = field(default_factory=set)  # named by a hang, or waiting in it
+    by_finding: dict[tuple[int, int], _Naming] = field(default_factory=dict)
+
+
+def _named(connection: sa.Connection, run_id: str) -> _Named:
     table = tables.finding.c
     rows = connection.execute(
-        sa.select(table.attempt, table.body).where(
+        sa.select(table.id, table.attempt, table.body).where(
             table.run_id == run_id, table.state != "recovered"
         )
     )
-    found: set[tuple[int, int]] = set()
-    for attempt, body in rows:
-        finding = json_object(body)
-        if finding.get("kind") == "hang":
-            named = [*finding.get("ranks", []), *finding.get("victims", [])]
-            found |= {(attempt, rank) for rank in named}
+    found, graver = _Named(), []
+    for row in rows:
+        finding = _decode_naming(row.body)
+        finding.id = row.id
+        graver.append((row.attempt, finding))
+        if finding.kind == "hang":
+            waiting = [*finding.ranks, *finding.victims]
+            found.stuck |= {(row.attempt, rank) for rank in waiting}
+    graver.sort(key=lambda one: one[1].gravity())
+    for attempt, finding in graver:
+        for rank in finding.ranks:
+            found.by_finding.setdefault((attempt, rank), finding)
     return found
 
 

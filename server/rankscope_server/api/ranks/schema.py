@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from rankscope_server.answers import Capped, LeftOut, Schema
+from rankscope_server.findings.finding import Severity
 
 RankStatus: TypeAlias = Literal["running", "silent", "ended", "failed", "stuck"]
 
@@ -30,6 +31,10 @@ class RankRow(Schema, frozen=True):
     sources: dict[str, str]
     cpu_seconds: float | None
     rss_bytes: int | None
+    # the gravest open finding that names it, of equal ones that which costs most
+    finding_id: int | None
+    finding_kind: str | None
+    finding_severity: Severity | None
 
 
 class Ranks(Schema, frozen=True):
