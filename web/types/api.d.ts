@@ -1920,6 +1920,7 @@ export interface RankDetail {
   finding_id: number | null;
   finding_kind: string | null;
   finding_severity: 'critical' | 'info' | 'warning' | null;
+  finding_what: string | null;
   role: string;
   backend: string;
   local_world_size: number | null;
@@ -1960,6 +1961,7 @@ export interface RankRow {
   finding_id: number | null;
   finding_kind: string | null;
   finding_severity: 'critical' | 'info' | 'warning' | null;
+  finding_what: string | null;
 }
 
 /** Some ranks: how many, where, and as text ("0-16, 18-31"); `some` are the first ones. */

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { sentence as asSentence, count, plural } from '../format.js';
+import { sentence as asSentence, count } from '../format.js';
 import { useHeld } from '../live.js';
 import { setTitle } from '../page.js';
 import { AdviceCard } from '../parts/advice.js';
@@ -14,8 +14,20 @@ import { noFindings, useFindingKeys } from './overview.js';
 
 /** @typedef {import('../../types/api.js').Findings} Findings */
 
+/** What is wrong: the verdict's finding or that which costs most, and how many there are besides.
+ * @param {Findings} list @param {boolean} ended @param {number | null} verdict */
+export function findingsSentence(list, ended, verdict) {
+  const recovered = list.recovered_capped?.total ?? list.recovered.length;
+  const past = recovered > 0 ? `${count(recovered)} recovered` : '';
+  const first = list.open.find((one) => one.id === verdict) ?? list.open[0];
+  if (!first) return past ? `Nothing is wrong ${ended ? 'at the end' : 'now'}: ${past}` : noFindings(list);
+  const others = list.open.length - 1;
+  const more = others > 0 ? `${count(others)} more ${ended ? 'at the end' : 'open'}` : '';
+  return [first.what, ...[more, past].filter(Boolean)].join('; ');
+}
+
 /** @param {import('../main.js').PageProps & {ended: boolean}} props */
-export function Page({ run, topic, ended }) {
+export function Page({ run, topic, overview, ended }) {
   const path = runPath(run, 'findings');
   const answer = /** @type {import('../api.js').Answer<Findings>} */ (
     useApi(path, { topic, on: ['findings', 'verdict'] })
@@ -23,11 +35,7 @@ export function Page({ run, topic, ended }) {
   const list = useRef(/** @type {HTMLDivElement | null} */ (null));
   const { shown, held } = useHeld(answer.data, list, path);
   useFindingKeys(run, shown?.open.map((one) => one.id) ?? []);
-  const sentence = !shown
-    ? ''
-    : shown.open.length === 0
-      ? noFindings(shown)
-      : `${ended ? `${plural(shown.open.length, 'finding')} at the end` : plural(shown.open.length, 'open finding')}${shown.recovered.length > 0 ? `, ${count(shown.recovered_capped?.total ?? shown.recovered.length)} recovered` : ''}`;
+  const sentence = shown ? findingsSentence(shown, ended, overview.data?.verdict?.id ?? null) : '';
   useEffect(() => setTitle(sentence || 'Findings', run), [sentence]);
   if (!shown)
     return answer.error

@@ -3,6 +3,7 @@
 import { useEffect, useMemo, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { Histogram } from '../charts/histogram.js';
+import { TONE } from '../charts/histogram-maths.js';
 import { count, dateTime, exactTime, plural } from '../format.js';
 import { useKeys } from '../keys.js';
 import { announce, setTitle } from '../page.js';
@@ -58,9 +59,7 @@ export function Page({ run, topic, overview, ended }) {
   const last = overview.data?.run.step ?? 0;
   const total = summary.data?.total ?? held.total;
   const mistake = [summary.error, held.error].some((error) => error?.status === 422 && error.detail.field === 'q');
-  const sentence = mistake
-    ? 'The search cannot be read'
-    : sentenceOf(total, all, now, summary.data?.is_at_least ?? false);
+  const sentence = mistake ? 'The search cannot be read' : sentenceOf(total, all, now, summary.data);
   useEffect(() => setTitle(sentence, 'Logs', run), [sentence]);
   useEffect(() => {
     setFollowing(!now.line);
@@ -203,16 +202,32 @@ export function Page({ run, topic, overview, ended }) {
   );
 }
 
-/** @param {number} total @param {number | null} all @param {Record<string, string>} now @param {boolean} isAtLeast */
-function sentenceOf(total, all, now, isAtLeast) {
+/** Whether anything was reported as wrong, or how much a search found. @param {number} total @param {number | null} all @param {Record<string, string>} now @param {Logs | null} data */
+function sentenceOf(total, all, now, data) {
+  const isAtLeast = data?.is_at_least ?? false;
   const filtered = ['q', 'rank', 'level', 'host', 'logger', 'stream', 'from', 'to'].some((key) => now[key]);
-  if (!filtered) return all === 0 || (all === null && total === 0) ? 'No log lines yet' : plural(total, 'log line');
+  if (!filtered) {
+    if (all === 0 || (all === null && total === 0)) return 'No log lines yet';
+    const lines = plural(total, 'log line');
+    return data && !isAtLeast ? `${gravityWords(data.facets.level)} in ${lines}` : lines;
+  }
   const least = isAtLeast ? 'at least ' : '';
   const said =
     all === null
       ? `${least}${plural(total, 'line')} match`
       : `${least}${count(total)} of ${plural(Math.max(all, total), 'line')} ${total === 1 ? 'matches' : 'match'}`;
   return said[0].toUpperCase() + said.slice(1);
+}
+
+/** @param {[string, number][]} levels */
+function gravityWords(levels) {
+  const of = (/** @type {string} */ tone) =>
+    levels.reduce((sum, [level, lines]) => sum + ((TONE[level] ?? 'plain') === tone ? lines : 0), 0);
+  const grave = [
+    of('crit') > 0 ? plural(of('crit'), 'error') : '',
+    of('warn') > 0 ? plural(of('warn'), 'warning') : '',
+  ];
+  return grave.filter(Boolean).join(' and ') || 'No error or warning';
 }
 
 /** The last minutes of a run: up to now, or to its end where it is over. @param {{until: number | null}} props */

@@ -128,12 +128,13 @@ function findingsNote(list, ended) {
 
 /** Never an empty page: what looked, and over how many steps. @param {Findings} list */
 export function noFindings(list) {
-  if (list.detectors.length === 0)
+  const ran = list.detectors.filter((one) => one.state !== 'skipped').length;
+  if (ran === 0)
     return list.steps > 0
       ? `No findings yet: no detector has looked at these ${count(list.steps)} steps`
       : 'No findings yet: no step has been seen';
-  const skipped = list.detectors.filter((one) => one.state === 'skipped').length;
-  return `No findings in ${count(list.steps)} steps. ${plural(list.detectors.length - skipped, 'detector')} ran, ${count(skipped)} ${skipped === 1 ? 'was' : 'were'} skipped`;
+  const skipped = list.detectors.length - ran;
+  return `No findings in ${count(list.steps)} steps. ${plural(ran, 'detector')} ran, ${count(skipped)} ${skipped === 1 ? 'was' : 'were'} skipped`;
 }
 
 /** @param {{numbers: import('../../types/api.js').Number[]}} props */

@@ -121,14 +121,22 @@ export function Page({ run, id, topic, overview, ended }) {
 export function rankSentence(data, overview) {
   const verdict = overview?.verdict;
   if (verdict?.ranks.includes(data.rank)) return verdict.what;
-  const name = `Rank ${data.rank}`;
+  const what = data.finding_what;
+  if (!what) return `${stateWords(data)}; no finding names it`;
+  return `${stateWords(data)}: ${what}`;
+}
+
+/** @param {RankDetail} data */
+function stateWords(data) {
+  const name = `Rank ${count(data.rank)}`;
   if (data.state === 'failed') return `${name} failed${data.end_detail ? `: ${data.end_detail}` : ''}`;
-  if (data.state === 'silent') return `${name} is silent`;
+  if (data.state === 'silent')
+    return data.step ? `${name} is silent since step ${count(data.step)}` : `${name} is silent, no step was seen`;
   if (data.state === 'stuck')
     return `${name} is stuck${data.phase ? ` in ${data.phase}` : ''} at step ${count(data.step)}`;
-  if (data.state === 'ended') return `${name} ended after step ${count(data.step)}`;
-  if (!data.step) return `${name} is registered, no step yet`;
-  return `${name} runs, step ${count(data.step)}; no finding names it`;
+  if (data.state === 'ended')
+    return data.step ? `${name} ended after step ${count(data.step)}` : `${name} ended, no step was seen`;
+  return data.step ? `${name} runs, step ${count(data.step)}` : `${name} is registered, no step yet`;
 }
 
 /** @param {{run: string, id: string, overview: Overview | null, what: string}} props */

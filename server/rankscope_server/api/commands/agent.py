@@ -38,7 +38,8 @@ def agent(connection: sa.Connection, run: sa.Row[Any]) -> AgentAnswer:
     lost = losses(connection, run.run_id)
     is_live = any(row.ended_ns is None for row in rows) and run.status not in ("ended", "failed")
     return AgentAnswer(
-        text=_text(rows, sources, off, "Recording" if is_live else "Recorded"),
+        text=_text(rows, sources, off, "Recording" if is_live else "Recorded")
+        + _lost_text(rows, lost.count),
         num_ranks=len(rows),
         off=off,
         alone=alone,
@@ -157,3 +158,9 @@ def _text(rows: list[sa.Row[Any]], sources: list[SourceRow], off: list[int], rec
     )
     first = f"{recording}; collectives by {seen}" if seen else f"{recording}, but no collectives"
     return first + (f"; {plural(len(skipped), 'hook')} skipped" if skipped else "")
+
+
+def _lost_text(rows: list[sa.Row[Any]], num_lost: int) -> str:
+    if not rows:
+        return ""
+    return f"; {num_lost:,} records were lost" if num_lost else "; no record was lost"

@@ -119,6 +119,7 @@ def _rank_row(
         finding_id=finding.id if finding else None,
         finding_kind=finding.kind if finding else None,
         finding_severity=finding.severity if finding else None,
+        finding_what=finding.what if finding else None,
     )
 
 
@@ -143,6 +144,7 @@ class _Naming(msgspec.Struct):
 
     kind: str
     severity: Severity
+    what: str
     ranks: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     cost_throughput_ratio: float | None = None

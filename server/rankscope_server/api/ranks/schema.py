@@ -35,6 +35,7 @@ class RankRow(Schema, frozen=True):
     finding_id: int | None
     finding_kind: str | None
     finding_severity: Severity | None
+    finding_what: str | None
 
 
 class Ranks(Schema, frozen=True):
