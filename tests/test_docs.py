@@ -25,7 +25,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/R
 LOCAL_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 ANCHOR_LINK = re.compile(r"\]\((?!https?://)([^)#]*)#([^)]+)\)")
 SOURCE_PATH = re.compile(
-    r"`((?:agent|server|web|tests|benchmarks|docs|reference_trainer)/[\w./-]+)`"
+    r"`((?:agent|server|web|tests|benchmarks|docs|deploy|reference_trainer)/[\w./-]+)`"
 )
 
 

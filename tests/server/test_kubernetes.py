@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -27,14 +29,19 @@ Manifest = dict[str, Any]
 pytestmark = pytest.mark.skipif(not KUBECTL.exists(), reason="there is no kubectl for this system")
 
 
-@cache
-def _rendered(way: str) -> str:
+def kubectl(*words: str, cwd: Path = MANIFESTS) -> str:
+    """Run kubectl without a cluster; return what it prints."""
     done = subprocess.run(
-        [KUBECTL, "kustomize", MANIFESTS / way],
-        capture_output=True, text=True, timeout=60, check=False,
+        [KUBECTL, *words], capture_output=True, text=True, timeout=60, check=False, cwd=cwd,
+        env=os.environ | {"KUBECONFIG": os.devnull},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+@cache
+def _rendered(way: str) -> str:
+    return kubectl("kustomize", way)
 
 
 def rendered(way: str) -> dict[str, Manifest]:
@@ -131,3 +138,28 @@ def test_probes_are_answered(way: str, client: TestClient) -> None:
         assert client.get(asked["path"], headers=headers).status_code == 200
     by_address = client.get("/api/v1/health", headers={"Host": "10.2.3.4:8787"})
     assert by_address.status_code == 421
+
+
+def test_the_commands_of_the_documents_are_right(tmp_path: Path) -> None:
+    """What asks a cluster only builds what it would send; what is applied is what was rendered."""
+    (tmp_path / "secrets.env").write_text(
+        "token=t\ndatabase-url=postgresql://rankscope@db/rankscope\n"
+    )
+    (tmp_path / "deploy").symlink_to(DEPLOY)
+    lines = re.findall(r"(?m)^kubectl (.+)$", (DEPLOY.parent / "docs" / "deploy.md").read_text())
+    words = [shlex.split(line, comments=True) for line in lines]
+    made, shown = [], []
+    for one in words:
+        if one[0] == "create":
+            done = kubectl(*one, "--dry-run=client", "--output=yaml", cwd=tmp_path)
+            made.append(yaml.safe_load(done))
+        elif one[0] == "kustomize":
+            shown.append(one[1])
+            assert kubectl(*one, cwd=tmp_path) == _rendered("example")
+    assert ["apply", "--kustomize", *shown] in words
+    assert [one["kind"] for one in made] == ["Namespace", "Secret"]
+    named = rendered("example")["Deployment"]["metadata"]["namespace"]
+    assert made[0]["metadata"]["name"] == made[1]["metadata"]["namespace"] == named
+    (server,) = pod("example")["spec"]["containers"]
+    wanted = {one["valueFrom"]["secretKeyRef"]["key"] for one in server["env"]}
+    assert made[1]["data"].keys() == wanted

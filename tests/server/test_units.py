@@ -21,7 +21,7 @@ from tests.server.balancers import DEPLOY
 from tests.server.conftest import ServerProcess
 from tests.server.seed import seed_run
 
-UNITS = DEPLOY / "systemd"
+ROOT, UNITS = DEPLOY.parent, DEPLOY / "systemd"
 COMMON = UNITS / "rankscope-.service.d" / "rankscope.conf"
 MOST_EXPOSED = 1.5  # of 10; what `systemd-analyze security` calls OK ends at 3.0
 INSTALLED = "/opt/rankscope/bin/"
@@ -77,6 +77,24 @@ def test_little_is_exposed(units: Path, name: str) -> None:
     assert done.returncode == 0, done.stdout
     shutil.rmtree(units / "rankscope-.service.d")
     assert analyze(units, *words).returncode != 0
+
+
+def test_they_are_installed_by_the_commands_of_the_documents(tmp_path: Path) -> None:
+    (tmp_path / "etc" / "systemd" / "system").mkdir(parents=True)
+    lines = re.findall(r"(?m)^sudo ((?:install|cp) .+)$", (ROOT / "docs" / "deploy.md").read_text())
+    assert len(lines) == 3
+    for line in lines:
+        words = shlex.split(line.replace(" /etc/", f" {tmp_path}/etc/"), comments=True)
+        subprocess.run(words, cwd=ROOT, check=True, timeout=60)
+    assert (tmp_path / "etc/rankscope/server.env").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "etc/sysusers.d/rankscope.conf").exists()
+    installed = tmp_path / "etc" / "systemd" / "system"
+    assert len(names(installed)) == 3
+    done = analyze(
+        installed, "security", "--offline=true", f"--threshold={MOST_EXPOSED * 10:.0f}",
+        "rankscope-server.service", "rankscope-backup.service",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_backup_unit_leaves_a_copy(units: Path, tmp_path: Path) -> None:
