@@ -18,6 +18,7 @@ from rankscope.files.start_collector import ATTACH_SITE
 from rankscope.http import HttpError, get
 from rankscope.node.launch import naming
 from rankscope.node.launch.output import OutputRecords
+from rankscope.node.launch.status import Progress, StatusLine
 from rankscope.node.launch.supervisor import Left, Supervisor
 from rankscope.node.launch.tee import STDOUT, Tee
 from rankscope.node.launch.verdicts import Conclusion, Verdicts, of_files
@@ -78,7 +79,8 @@ class Launcher:
         self._is_split = not shared and naming.spans_nodes(command)
         self._command = command
         self._settings = settings
-        self._say = say
+        self._say_below = say
+        self._status: StatusLine | None = None
         self._environ = _child_environment(environ, settings, self.run_id)
         self._no_directory: run_directory_choice.NoDirectoryError | None = None
         try:
@@ -90,7 +92,7 @@ class Launcher:
         self.directory = run_directory.run_directory(chosen.base, self.run_id)
         self._node = run_directory.node_directory(self.directory)
         self._own = launchers.own_directory(self.directory)
-        self._supervisor = Supervisor(self.directory, self._environ, say)
+        self._supervisor = Supervisor(self.directory, self._environ, self._say)
         # under srun and the like each task may have a launcher: its lines are that rank's
         # (a launcher's number there is its node's)
         is_rank = naming.launcher_kind(command) == "python"
@@ -123,11 +125,13 @@ class Launcher:
                 self._say(f"{stream} is passed on, its lines are no longer recorded ({why})")
 
         tee = Tee(lambda stream: records.indexer(stream, roles), not_indexed, self._stdout)
+        self._status = tee.status
         verdicts = Verdicts(self._settings.server, self._settings.token, self.run_id, self._say)
         if self._settings.server:
             verdicts.start()
         try:
-            code = self._run_command(tee)
+            with self._progress(verdicts):
+                code = self._run_command(tee)
             records.write(_command_ended(code))
         finally:
             records.close()
@@ -137,6 +141,25 @@ class Launcher:
         left = self._drain() if self._settings.collector else None
         conclusion = self._concluded(verdicts) if left is None or self._interrupted else None
         return Outcome(self.run_id, code, self.directory, self._url, left, conclusion)
+
+    def _say(self, text: str) -> None:
+        if self._status is None:
+            self._say_below(text)
+        else:
+            self._status.above(self._say_below, text)
+
+    @contextlib.contextmanager
+    def _progress(self, verdicts: Verdicts) -> Iterator[None]:
+        """Keep the status line for as long as the command runs."""
+        if self._status is None:
+            yield
+            return
+        progress = Progress(self._status, self.directory, verdicts)
+        progress.start()
+        try:
+            yield
+        finally:
+            progress.stop()
 
     @property
     def _url(self) -> str:

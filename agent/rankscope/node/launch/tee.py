@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rankscope.node.launch.status import StatusLine
 from rankscope.output.lines import LineIndexer, Stream
 
 STDOUT, STDERR = 1, 2
@@ -38,7 +39,8 @@ class Tee:
     """Channels for stdout and stderr of one command. `make_indexer` is called for each channel.
 
     `failed` gets what an indexer raised: its channel is passed on without one from then on.
-    `stdout` is our descriptor that gets the command's stdout.
+    `stdout` is our descriptor that gets the command's stdout. `status` is a line below the output,
+    where all of it is sent to one terminal.
     """
 
     def __init__(
@@ -51,11 +53,14 @@ class Tee:
         self._failed = failed
         self._threads: list[threading.Thread] = []
         self._exited_at: float | None = None
+        self.status: StatusLine | None = None
         self._channels = [_open("stdout", stdout)]
         if _same_place(stdout, STDERR):
             self._channels.append(self._channels[0])
         else:
             self._channels.append(_open("stderr", STDERR))
+        if len(self._distinct()) == 1 and self._channels[0].is_terminal:
+            self.status = StatusLine(stdout, write_all)
 
     @property
     def child_stdout(self) -> int:
@@ -109,7 +114,7 @@ class Tee:
                 ready = poll.poll(_TICK_SECONDS * 1000)
                 if ready:
                     data = _read(channel.source)
-                    if not data or not _write_all(channel.sink, data):
+                    if not data or not self._write(channel, data):
                         return
                     indexing.run(LineIndexer.feed, data)
                 elif self._is_over():
@@ -118,6 +123,11 @@ class Tee:
         finally:
             os.close(channel.source)  # from now on a writer gets SIGPIPE, as it would without us
             indexing.run(LineIndexer.close)
+
+    def _write(self, channel: _Channel, data: bytes) -> bool:
+        if self.status is not None:
+            return self.status.pass_on(data)
+        return write_all(channel.sink, data)
 
     def _is_over(self) -> bool:
         ended = self._exited_at
@@ -179,7 +189,8 @@ def _read(source: int) -> bytes:
         return b""
 
 
-def _write_all(sink: int, data: bytes) -> bool:
+def write_all(sink: int, data: bytes) -> bool:
+    """Write all of it, however long that takes. Returns whether there was a reader."""
     view = memoryview(data)
     while view:
         try:
