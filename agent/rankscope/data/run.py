@@ -24,6 +24,7 @@ from rankscope.data.kinds import (
     Range,
     schema_of,
 )
+from rankscope.data.pictures import Map, Verdict
 from rankscope.http import Client, HttpAnswer, HttpError
 from rankscope.settings import SettingError, from_environment
 from rankscope.wire.chunk import ChunkError
@@ -74,10 +75,30 @@ class Run:
         return self._fields(self._ask(""))
 
     @property
-    def verdict(self) -> str:
-        """Return the verdict in one sentence. Raises DataError."""
-        sentence: str = self.summary()["answer"]["text"]
-        return sentence
+    def verdict(self) -> Verdict:
+        """Return the verdict in one sentence, with its reasons in a notebook. Raises DataError."""
+        return Verdict(self.summary())
+
+    def map(
+        self, metric: str = "own_work", *, steps: Range | None = None, order: str = "worst",
+        lanes: int = 32, columns: int = 240,
+    ) -> Map:  # fmt: skip
+        """Return the map of ranks by steps, the ranks that deviate most first. Raises DataError.
+
+        `metric` and `order` are those of the page Ranks (docs/api.md); of more ranks than `lanes`
+        and more steps than `columns` several are one.
+        """
+        asked: dict[str, Any] = {"metric": metric, "order": order, "lanes": lanes, "width": columns}
+        if steps is not None:
+            asked |= {"from": steps[0], "to": steps[1]}
+        return Map(self._fields(self._ask(f"/map?{urlencode(asked)}")))
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        verdict, drawn = self.verdict, self.map()
+        return {
+            "text/html": f"{verdict._repr_html_()}{drawn._repr_svg_()}",
+            "text/plain": f"{verdict}\n{drawn!r}",
+        }
 
     def batches(
         self,
