@@ -82,6 +82,30 @@ def test_a_rank_that_was_left_out_alive_is_named_as_such() -> None:
     assert finding.why == "Its process has not ended: it was too late for the others, or stopped"
 
 
+def test_a_rank_that_was_lost_is_not_said_to_leave_updates_out() -> None:
+    """Those that train on count their calls anew, and pass the number at which it ended."""
+
+    def state(rank: int, step: int) -> schema.RankState:
+        group = schema.GroupState(group="0", issued=60, ended=60)
+        return schema.RankState(
+            attempt=0, rank=rank, time_ns=at(1000), step=step, phase="forward",
+            phase_since_ns=at(1000), heartbeat_ns=at(1000), groups=[group],
+        )  # fmt: skip
+
+    states = [state(rank, 41 if rank == 2 else 101) for rank in range(4)]
+    alone = look_after(run(), list(states))
+    assert of_kind(alone, "replica_drift") == [(2,)]
+    look = look_after(run(), [KILLED, *FIRST, *regrouped(2, 300, 0, 1, 3), *states])
+    assert not of_kind(look, "replica_drift")
+    assert [finding.ranks for finding in lost(look)] == [(2,)]
+
+
+def test_not_all_ranks_of_a_run_that_lost_one_ended_cleanly() -> None:
+    ends = [ended(rank, 900, reason="clean") for rank in (0, 1, 3)]
+    look = look_after(run(), [KILLED, *FIRST, *regrouped(2, 300, 0, 1, 3), *ends])
+    assert (look.status, look.status_text) == ("ended", "3 of 4 ranks ended cleanly")
+
+
 def test_the_order_of_events_does_not_matter() -> None:
     events = [*regrouped(1, 0, 0, 1), *regrouped(2, 5, 0)]
     tables = []

@@ -316,6 +316,25 @@ def test_longer_sequences_are_more_work_and_no_fault(more: bool) -> None:
         assert finding.what.endswith(what)
 
 
+@pytest.mark.parametrize("more", [True, False])
+def test_more_microbatches_are_more_work_and_no_fault(more: bool) -> None:
+    slow, onset, _ = draw(62)
+    run = job(62, slow, onset, 0.5 * STEP_MS, "forward")
+    passes: Extra = lambda rank, step: {  # noqa: E731
+        "microbatches": 3 if more and rank == slow and step >= onset else 2
+    }
+    look = look_at(run.items(extra=passes))
+    (finding,) = (f for f in look.findings if f.detector == "straggler")
+    assert finding.kind == ("sequence_imbalance" if more else "slow_compute")
+    assert (look.verdict is None) == more
+    if more:
+        times = "1.5\N{MULTIPLICATION SIGN} as many microbatches"
+        assert finding.what.endswith(
+            f"was given {times} as its {RANKS - 1} peers since step {onset}"
+        )
+        assert "through 3.0 microbatches a step, its reference through 2.0" in finding.why
+
+
 @pytest.mark.parametrize(
     ("extra_share", "cpu_share", "said"),
     [

@@ -253,7 +253,7 @@ const KINDS = {
   cpu_pinning: 'Straggler: too few processors',
   cpu_limit: 'Held up by a limit on processor time',
   busy_thread: 'Straggler: another thread holds it up',
-  sequence_imbalance: 'More tokens than its peers',
+  sequence_imbalance: 'More work than its peers',
   stopped_process: 'A process is stopped',
   unequal_ranks: 'Ranks unequal from the start',
   uneven_work: 'Uneven work from step to step',

@@ -60,8 +60,8 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
     Kind("cpu_limit", "Held up by a limit on processor time", ("straggler", "stalls"),
          _WHY_SLOW, _LASTING, True),
     Kind("busy_thread", "Straggler: another thread holds it up", _SLOW, _WHY_SLOW, _LASTING, True),
-    Kind(MORE_WORK, "More tokens than its peers", ("straggler", "balance"),
-         "this rank was given more tokens: not slower, more to do", _INFO, True),
+    Kind(MORE_WORK, "More work than its peers", ("straggler", "balance"),
+         "this rank was given more tokens or microbatches: not slower, more to do", _INFO, True),
     Kind(
         "stopped_process", "A process is stopped", ("stopped-process",),
         "this rank's process is kept from running by a signal, a debugger, a frozen control group "

@@ -109,6 +109,13 @@ def _host(attempt: AttemptState, rank: int) -> str:
     return known.host if known else ""
 
 
+def _ends_text(attempt: AttemptState) -> str:
+    """Return how many ranks ended well: of a job that trains on without some, not all."""
+    clean = sum(end.reason == "clean" for end in attempt.ended.values())
+    many = f"all {clean}" if clean == len(attempt.ended) else f"{clean} of {len(attempt.ended)}"
+    return f"{many} ranks ended cleanly"
+
+
 def status_of(
     attempt: AttemptState | None,
     findings: Sequence[Finding],
@@ -132,7 +139,7 @@ def status_of(
         return "failed", f"stopped while stuck: {hang.what}"
     if is_over:
         stop = next((f for f in mine if f.detector == "root-cause"), None)
-        return "ended", stop.what if stop else f"all {len(ended)} ranks ended cleanly"
+        return "ended", stop.what if stop else _ends_text(attempt)
     if attempt.facts.is_recording:
         return ("stuck", hang.what) if hang is not None else ("ended", _recorded(attempt))
     if coverage.expected and coverage.reporting == len(ended):

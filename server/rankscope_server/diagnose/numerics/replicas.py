@@ -254,8 +254,10 @@ def skipped_updates(window: Window) -> list[Finding]:
 
     A step ends with the optimizer. A rank that calls the same collectives as its group while its
     step does not end leaves its updates out: its copy of the weights stays behind, checked or not.
+    One that the others train on without calls nothing, and they count anew.
     """
-    states = window.states
+    lost = window.facts.regroups.are_without
+    states = {rank: state for rank, state in window.states.items() if not lost(rank)}
     if len(states) < window.policy.min_role_size:
         return []
     newest, most = max(s.step for s in states.values()), window.policy.skipped_update_steps

@@ -135,8 +135,8 @@ def _what(window: Window, case: Case) -> str:
     if case.cause is not None and case.cause.kind == MORE_WORK:
         verb, whose = ("were", "their") if many else ("was", "its")
         than = f"{whose} {_reference_text(case)}" if case.has_peers else "before"
-        more = ratio_text(case.cause.tokens_ratio)
-        return f"{who} {verb} given {more} as many tokens as {than} {_since(case)}"
+        more, work = ratio_text(case.cause.work_ratio), case.cause.work
+        return f"{who} {verb} given {more} as many {work} as {than} {_since(case)}"
     if case.kind == "slow_compute":
         than = f"their {_reference_text(case)}" if many else f"its {_reference_text(case)}"
         if not case.has_peers:

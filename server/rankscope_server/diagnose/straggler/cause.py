@@ -30,7 +30,8 @@ class SlowCause:
     next: str
     command: str = ""
     would_be_wrong_if: str = ""
-    tokens_ratio: float = 1.0  # of what it was given more, to its reference
+    work: str = ""  # of which it was given more
+    work_ratio: float = 1.0  # to its reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +92,38 @@ def _more_work(window: Window, suspect: Suspect) -> SlowCause | None:
     else:
         begin = int(steps[suspect.healthy[0]]) if len(suspect.healthy) else first
         usual = window.work.mean(suspect.rank, begin, first - 1)
-    if mine is None or not usual:
-        return None
-    share = window.policy.min_explained_share
-    if mine / usual - 1 < share * (suspect.ratio - 1):
+    if mine is not None and usual and _is_most(window, suspect, mine / usual):
+        return SlowCause(
+            MORE_WORK,
+            f"it was given {mine:,.0f} tokens a step, its reference {usual:,.0f}: that is most of "
+            "the excess, so it is not slower but has more to do",
+            "Give ranks batches of equal length: sort or pack samples by length across ranks, or "
+            "cut a step by tokens and not by samples",
+            work="tokens",
+            work_ratio=mine / usual,
+        )
+    return _more_microbatches(window, suspect)
+
+
+def _more_microbatches(window: Window, suspect: Suspect) -> SlowCause | None:
+    """It goes through more of them in a step, as where a batch is no multiple of the ranks."""
+    now, usual = _means(window, suspect, "microbatches")
+    if not usual > 0 or not _is_most(window, suspect, now / usual):
         return None
     return SlowCause(
         MORE_WORK,
-        f"it was given {mine:,.0f} tokens a step, its reference {usual:,.0f}: that is most of the "
-        "excess, so it is not slower but has more to do",
-        "Give ranks batches of equal length: sort or pack samples by length across ranks, or cut "
-        "a step by tokens and not by samples",
-        tokens_ratio=mine / usual,
+        f"it goes through {now:,.1f} microbatches a step, its reference through {usual:,.1f}: that "
+        "is most of the excess, so it is not slower but has more to do",
+        "Give all ranks equally many: a batch that is a multiple of ranks and microbatch, or "
+        "smaller microbatches",
+        work="microbatches",
+        work_ratio=now / usual,
     )
+
+
+def _is_most(window: Window, suspect: Suspect, ratio: float) -> bool:
+    """Return whether so many times the work is most of why it takes longer."""
+    return ratio - 1 >= window.policy.min_explained_share * (suspect.ratio - 1)
 
 
 def _garbage(window: Window, suspect: Suspect) -> SlowCause | None:
