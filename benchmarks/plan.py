@@ -205,16 +205,19 @@ def calibrated(
     """Return the machine with the rates that one rank had, and the link of so many ranks.
 
     What sleeps is the work of the layers, which may be cut. The rest is what the host does for
-    each of them, on cores that ranks share: that much longer does it take them at once.
+    each of them. Ranks that do the same at once share the cores, and it takes them that much
+    longer; stages of a pipeline take turns.
     """
     by_key = {tuple(row[key] for key in KEYS): row for row in rows}
     program = program_of(layout)
     few, many = (by_key["time", f"{program} {number}", 1]["seconds"] for number in (2, 4))
     each = (many - few) / 2  # of a microbatch
     update = few - 2 * each
-    shared = max(1.0, machine.devices / (os.cpu_count() or 1))
+    cores = os.cpu_count() or 1
+    shared = max(1.0, machine.devices / cores)
+    at_once = max(1.0, machine.devices / layout.pipeline / cores)
     asleep = 3 * LAYERS * LAYER_SECONDS
-    awake = max(0.0, each - asleep) * shared
+    awake = max(0.0, each - asleep) * at_once
     state = 3 * model.precision.item_bytes + 2 * OPTIMIZER_BYTES["adamw"]
     inside = None
     if machine.devices > 1:
