@@ -257,7 +257,7 @@ def _next(window: Window, case: Case) -> str:
         return case.cause.next
     host = window.host(case.worst_rank) or "its host"
     if window.facts.is_recording:
-        return _next_of_recording(case, host)
+        return _next_of_recording(window, case, host)
     if case.kind == "slow_data":
         return (
             f"Look at what rank {case.worst_rank} reads on {host}: the disk or mount, the number "
@@ -275,11 +275,12 @@ def _next(window: Window, case: Case) -> str:
     live = "" if window.has_ended else " while it runs"
     return (
         f"Look at {code}{host}{live}: clocks and throttling, other processes on the cores "
-        f"or the GPU of rank {case.worst_rank}; if nothing shows, run the job without {host}"
+        f"or the GPU of rank {case.worst_rank}; if nothing shows, run the job without "
+        f"{_left_out(window, case, host)}"
     )
 
 
-def _next_of_recording(case: Case, host: str) -> str:
+def _next_of_recording(window: Window, case: Case, host: str) -> str:
     if case.kind == "slow_data":
         return (
             f"Compare what rank {case.worst_rank} reads with what its peers read: its files, their "
@@ -287,9 +288,15 @@ def _next_of_recording(case: Case, host: str) -> str:
         )
     return (
         f"Compare rank {case.worst_rank} with its peers: its input, the clocks and throttling of "
-        f"its GPU, what else runs on {host}; run the job without {host}, or with the agent, which "
-        "records what it lacks"
+        f"its GPU, what else runs on {host}; run the job without {_left_out(window, case, host)}, "
+        "or with the agent, which records what it lacks"
     )
+
+
+def _left_out(window: Window, case: Case, host: str) -> str:
+    """Return what a job can leave out: the host, of the only one the rank."""
+    hosts = window.hosts(tuple(window.ranks))
+    return f"rank {case.worst_rank}" if hosts == (host,) else host
 
 
 def _command(window: Window, case: Case) -> str:
