@@ -188,6 +188,23 @@ def test_what_ranks_logged_is_data(server: ServerProcess) -> None:
     assert left == f"lines: {200 - len(many['lines']):,} more"
 
 
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_assistants_of_the_handshake_are_answered_too(
+    transport: str, server: ServerProcess
+) -> None:
+    """Versions of the protocol before 2026-07-28 begin with `initialize`."""
+
+    async def ask(target: Any) -> Any:
+        async with Client(target(), mode="legacy") as client:
+            result = await client.call_tool("get_verdict", {"run": "tuesday"})
+            return client.protocol_version, result.content[0]
+
+    with reached(transport, server.url) as target:
+        version, content = asyncio.run(ask(target))
+    assert version < "2026-07-28"
+    assert json.loads(content.text)["verdict"]["ranks"] == [2]
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "field", "says"),
     [
