@@ -31,6 +31,7 @@ from rankscope.cli.mcp_tools import TOOLS
 from rankscope.terminal import _ACTS
 from rankscope.wire import zstd
 from tests.api import get
+from tests.command_server import run
 from tests.server.conftest import Sender, ServerProcess, log_line
 from tests.server.seed import post_body, seed_run, wait_until_judged
 
@@ -50,6 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server = ServerProcess(tmp_path_factory.mktemp("asked")).start()
     seed_run(server.url, run_id="monday", name="gpt", ranks=4, steps=300, fault="none")
     seed_run(server.url, run_id="tuesday", name="gpt", ranks=4, steps=300, slow_rank=2)
+    seed_run(server.url, run_id="crashed", ranks=2, steps=60, fault="crash")
     sender = Sender(None, "tuesday", "more")  # type: ignore[arg-type]
     said = log_line(HOSTILE, rank=3, level=40, logger="loader")
     many = [log_line(f"line {number} {'long ' * 400}", rank=1) for number in range(200)]
@@ -122,12 +124,13 @@ def test_an_assistant_answers_the_questions_of_a_person(
     transport: str, server: ServerProcess
 ) -> None:
     """Who is at fault, since when, at what cost, what next; what rank 3 logged, what changed."""
-    run = {"run": "tuesday"}
+    tuesday = {"run": "tuesday"}
     with reached(transport, server.url) as target:
         runs, verdict, cost, logs, changed = asked(
-            target, ("list_runs", {"query": "tuesday"}), ("get_verdict", run), ("get_cost", run),
-            ("search_logs", run | {"query": "rank:3 gradient", "limit": 20}),
-            ("compare_runs", run | {"before": "monday"}),
+            target, ("list_runs", {"query": "tuesday"}), ("get_verdict", tuesday),
+            ("get_cost", tuesday),
+            ("search_logs", tuesday | {"query": "rank:3 gradient", "limit": 20}),
+            ("compare_runs", tuesday | {"before": "monday"}),
         )  # fmt: skip
     page = get(f"{server.url}/api/v1/runs/tuesday")
     assert [row["run_id"] for row in runs["runs"]] == ["tuesday"]
@@ -152,13 +155,14 @@ def test_an_assistant_answers_the_questions_of_a_person(
 
 
 def test_the_other_tools_say_what_the_server_says(server: ServerProcess) -> None:
-    run = {"run": "tuesday"}
+    tuesday = {"run": "tuesday"}
     with reached("stdio", server.url) as target:
         findings, ranks, errors, explained, pasted, sql = asked(
-            target, ("get_findings", run), ("list_ranks", run | {"limit": 2}), ("get_errors", run),
-            ("explain_logs", run),
+            target, ("get_findings", tuesday), ("list_ranks", tuesday | {"limit": 2}),
+            ("get_errors", {"run": "crashed"}),
+            ("explain_logs", tuesday),
             ("explain_logs", {"log": "[rank3]: torch.OutOfMemoryError: CUDA out of memory."}),
-            ("query_sql", run | {"query": "select count(*) from steps", "ranks": "2"}),
+            ("query_sql", tuesday | {"query": "select count(*) from steps", "ranks": "2"}),
         )  # fmt: skip
     page = get(f"{server.url}/api/v1/runs/tuesday/findings")
     assert [row["what"] for row in findings["open"]] == [row["what"] for row in page["open"]]
@@ -166,11 +170,36 @@ def test_the_other_tools_say_what_the_server_says(server: ServerProcess) -> None
     assert ranks["ranks"][0]["rank"] == 2
     assert (ranks["num_ranks"], len(ranks["ranks"])) == (4, 2)
     assert ranks["ranks"][0]["own_ratio"] > 1.3
-    assert errors["groups"] == []
+    groups = get(f"{server.url}/api/v1/runs/crashed/errors")["groups"]
+    assert groups
+    names = ("type", "message", "ranks", "role", "traceback")
+    assert [[row[name] for name in names] for row in errors["groups"]] == [
+        [row[name] for name in names] for row in groups
+    ]
     assert explained["root"]["ranks"] is not None
     assert pasted["root"]["family"] == "oom_gpu"
     assert pasted["root"]["ranks"] == [3]
     assert sql["rows"] == [[300]]
+
+
+def test_the_last_preflight_is_that_of_the_page(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path).start()
+    try:
+        done = run(
+            [*COMMAND[:-1], "preflight", "--nodes", "1", "--only", "limits", "--server",
+             server.url], env=environ(RANKSCOPE_DIR=str(tmp_path / "runs")), timeout=120,
+        )  # fmt: skip
+        assert done.returncode in (0, 1), done.stderr  # warnings of this machine
+        (row,) = get(f"{server.url}/api/v1/preflight/runs")["preflights"]
+        page = get(f"{server.url}/api/v1/preflight/runs/{row['id']}")
+        text, is_error = mcp.call(server.url, "", "get_preflight", {})
+    finally:
+        server.close()
+    answer = json.loads(text)
+    assert not is_error, answer
+    names = ("text", "is_settled", "coverage", "findings")
+    assert {name: answer[name] for name in names} == {name: page[name] for name in names}
+    assert answer["checks"] == [one for one in page["checks"] if one["status"] != "ok"]
 
 
 def test_what_ranks_logged_is_data(server: ServerProcess) -> None:
