@@ -72,6 +72,8 @@ def test_memory_that_no_rank_uses_is_advice_about_all_of_them() -> None:
     )  # fmt: skip
     assert "At most 12.0 GiB of 80.0 GiB" in finding.what
     assert "the fullest, rank 2, held no more than 11.0 GiB" in finding.why
+    (level,) = finding.levels
+    assert (level.chart, level.value) == ("cuda_reserved_bytes", 80 * GIB)
     for word in ("microbatch", "less sharding", "devices with less memory"):
         assert word in finding.next
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rankscope_server.diagnose.memory.room import device_room
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import Evidence, Finding
+from rankscope_server.findings.finding import Evidence, Finding, Level
 from rankscope_server.findings.text import bytes_text, percent_text
 
 _HELD, _PEAK = "cuda_reserved_bytes", "cuda_peak_bytes"
@@ -44,14 +44,15 @@ def unused(window: Window) -> list[Finding]:
             why=f"In {steps:,} steps the allocator of the fullest, rank {fullest.rank}, held no "
             f"more than {bytes_text(fullest.held_bytes)}; with all else on its GPU "
             f"{percent_text(fullest.share)} of the memory was in use",
-            next="Twice the microbatch fits, and makes fewer and larger kernels and messages of a "
-            "sample; so does less sharding (FSDP or ZeRO over fewer ranks), which sends less, and "
-            "no recomputation, which computes less; or take devices with less memory, if they are "
-            "cheaper for what they compute",
+            next="Try a microbatch of twice the size: it fits, and each kernel and message serves "
+            "twice as many samples. Or less sharding (FSDP or ZeRO over fewer ranks), which sends "
+            "less, and no recomputation, which computes less. Or devices with less memory, where "
+            "they cost less for what they compute",
             command=f"rankscope what-if {window.run_id}",
             confidence=(0.6, "advice: memory is measured, what the run would gain is not"),
             disproof="What is still to come needs the rest: validation, longer sequences, a larger "
             "batch later",
+            levels=(Level(_HELD, "all of a GPU", fullest.limit_bytes),),
             evidence=(
                 Evidence(f"Rank {fullest.rank}: {used} of {limit}", window.link(fullest.rank)),
             ),
@@ -72,7 +73,7 @@ def _fullest(window: Window) -> _Use | None:
         if room is None or not room.limit_bytes > 0:
             return None
         uses.append(_Use(rank, most, room.limit_bytes - room.left_bytes, room.limit_bytes))
-    return max(uses, key=lambda use: use.share, default=None)
+    return max(uses, key=lambda use: (round(use.share, 3), use.held_bytes), default=None)
 
 
 def _num_steps(window: Window) -> int:
