@@ -156,13 +156,13 @@ def test_what_was_seen_last_is_known_without_another_look(sites: list[Site]) -> 
     assert following.seen.lines() == THREE
 
 
-def launched(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def launched(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the agent on and no server."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
     words = ("run", "--dir", str(folder), "--run-id", "alone", "--", *command)
     return subprocess.run(
-        [sys.executable, "-m", "rankscope", *words], env=clean, capture_output=True, text=True,
-        timeout=200, check=False,
+        [sys.executable, "-m", "rankscope", *words], env=clean | variables,
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
 
 
@@ -184,6 +184,15 @@ def test_a_command_without_ranks_has_no_verdict(tmp_path: Path) -> None:
     done = launched(tmp_path, sys.executable, "-c", "print(1)")
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "verdict:" not in done.stderr
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_a_launcher_for_each_rank_the_first_says_it(rank: str, tmp_path: Path) -> None:
+    script = "import rankscope; rankscope.init()"
+    who = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+    done = launched(tmp_path, sys.executable, "-c", script, **who)
+    assert done.returncode == 0, done.stderr
+    assert ("rankscope: verdict: " in done.stderr) == (rank == "0"), done.stderr
 
 
 def test_files_that_cannot_be_read_are_said_to_be(tmp_path: Path) -> None:

@@ -174,8 +174,9 @@ class Launcher:
         try:
             if self._settings.server:
                 return verdicts.last(_CONCLUDE_SECONDS)
-            if not run_directory.rank_directories(self.directory):
-                return None  # no rank recorded anything
+            is_one_of_many = self._own_rank > 0  # each task of the node has a launcher: one says it
+            if is_one_of_many or not run_directory.rank_directories(self.directory):
+                return None
             return of_files(self.directory, _READ_SECONDS)
         except KeyboardInterrupt:
             return None
