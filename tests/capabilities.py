@@ -374,7 +374,8 @@ def _buildah() -> str:
 
 
 def _systemd_analyze() -> str:
-    return _try(["systemd-analyze", "security", "--offline=true", "--help"])
+    unit = "deploy/systemd/rankscope-server.service"  # without a manager: since systemd 250
+    return _try(["systemd-analyze", "security", "--offline=true", "--no-pager", unit])
 
 
 def _mpirun() -> str:

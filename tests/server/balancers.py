@@ -77,7 +77,7 @@ class Balancer:
         return [str(find("haproxy")), "-db", "-f", str(DEPLOY / "haproxy" / "rankscope.cfg")], {
             "SERVER_A": self._servers[0], "SERVER_B": self._servers[1],
             "BIND_HTTP": f"127.0.0.1:{self._http}", "BIND_HTTPS": f"127.0.0.1:{self._https}",
-            "CERTIFICATE": str(pair),
+            "CERTIFICATE": str(pair), **({} if os.geteuid() == 0 else {"KEEP_USER": "1"}),
         }  # fmt: skip
 
     def _nginx(self) -> tuple[list[str], dict[str, str]]:
