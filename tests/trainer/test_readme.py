@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankscope_trainer.command_line import load_settings
+from rankscope_trainer.errors import SettingError
 from rankscope_trainer.strategies import STRATEGIES
 from tests.fork_server import server
 from tests.trainer.launch import COUNTED_TRAINER
@@ -54,6 +55,28 @@ def test_every_strategy_has_a_configuration_and_a_run() -> None:
         text = (REPOSITORY / config).read_text()
         assert f"--nproc-per-node {ranks}" in text
         assert config in text
+
+
+MISTAKE = re.compile(
+    r"^rankscope run -- torchrun --standalone --nproc-per-node (\d) -m rankscope_trainer"
+    r"((?: \\\n|.)+)$",
+    re.M,
+)
+
+
+def test_the_commands_of_mistakes_are_taken_by_the_trainer_but_for_the_one_that_it_refuses() -> (
+    None
+):
+    lessons = MISTAKE.findall((REPOSITORY / "docs/mistakes.md").read_text())
+    assert len(lessons) >= 10
+    refused = []
+    for ranks, flags in lessons:
+        words = shlex.split(flags.replace("\\\n", " "))
+        try:
+            load_settings(words, {}, int(ranks))
+        except SettingError:
+            refused.append(words)
+    assert refused == [["--strategy", "tensor"]]
 
 
 def test_the_memory_that_the_readme_shows_is_the_planners() -> None:
