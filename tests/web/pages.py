@@ -42,6 +42,8 @@ PAGES = {
     "agent": f"runs/{FRESH}/agent?for=1",
     "agent-over": f"runs/{SLOW}/agent",
     "machines": f"runs/{SLOW}/machines",
+    "node": f"runs/{SLOW}/nodes/node-c",
+    "node-missing": f"runs/{SLOW}/nodes/node-nowhere",
     "search": "search?q=kind%3Dslow_compute%20OR%20step%20OR%20error",
     "search-nothing": "search?q=nosuchwordanywhere",
     "search-empty": "search",
@@ -97,6 +99,8 @@ def of_run(ask: Callable[[str], Any], run: str) -> Iterator[tuple[str, str]]:
              "environment", "machines", "agent")  # fmt: skip
     for name in parts:
         yield name, f"runs/{run}/{name}"
+    for machine in ask(f"runs/{run}/machines")["machines"][:1]:
+        yield "node", f"runs/{run}/nodes/{machine['host']}"
     yield "compare", f"compare?b={run}"
 
 

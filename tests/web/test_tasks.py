@@ -32,6 +32,7 @@ TRIED = {
     "What did every rank": (SLOW, "#verdict"),
     "What happened in the step after": (SLOW, "#verdict"),
     "How is rank 5": (SLOW, "#verdict"),
+    "How is one node": (SLOW, "main"),
     "Which ranks were slow": (SLOW, "main"),
     "Which ranks deviate": (SLOW, ".gutter .lanename:not(.strip) >> nth=0"),
     "What do the slow ranks": (SLOW, ".areapanel"),

@@ -152,6 +152,13 @@ export function ranges(ranks, limit = 12) {
   return words.join(', ') + (spans.length > limit ? ` and ${spans.length - limit} more` : '');
 }
 
+/** Cut in its middle where it is longer: names of hosts differ at their ends. @param {string} name @param {number} chars */
+export function middle(name, chars) {
+  if (name.length <= chars) return name;
+  const last = Math.floor((chars - 1) / 2);
+  return `${name.slice(0, chars - 1 - last)}…${name.slice(-last)}`;
+}
+
 /** "rank 5" or "ranks 0–2, 5". @param {number[]} ranks */
 export function rankWords(ranks) {
   return ranks.length === 0 ? '' : `${ranks.length === 1 ? 'rank' : 'ranks'} ${ranges(ranks)}`;

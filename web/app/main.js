@@ -50,6 +50,7 @@ const PAGES = {
   errors: { load: () => import('./pages/errors.js'), api: (run) => runPath(run, 'errors') },
   logs: { load: () => import('./pages/logs.js'), api: (run) => runPath(run, 'logs') },
   machines: { load: () => import('./pages/machines.js'), api: (run) => runPath(run, 'machines') },
+  node: { load: () => import('./pages/node.js'), api: (run) => runPath(run, 'machines') },
   environment: { load: () => import('./pages/environment.js'), api: (run) => runPath(run, 'environment') },
   agent: { load: () => import('./pages/agent.js'), api: (run) => runPath(run, 'agent') },
 };

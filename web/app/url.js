@@ -36,6 +36,7 @@ const PLACES = [
   [/^runs\/([^/]+)\/logs$/, 'logs'],
   [/^runs\/([^/]+)\/environment$/, 'environment'],
   [/^runs\/([^/]+)\/machines$/, 'machines'],
+  [/^runs\/([^/]+)\/nodes\/([^/]+)$/, 'node'],
   [/^runs\/([^/]+)\/agent$/, 'agent'],
 ];
 

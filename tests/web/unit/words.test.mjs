@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
-import { ago, bytes, change, count, deviation, duration, enteredWords, figure, firstLine, inside, isOfParts, metricTitle, percent, plural, ranges, si, sinceSilent, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
+import { ago, bytes, change, count, deviation, duration, enteredWords, figure, firstLine, inside, isOfParts, metricTitle, middle, percent, plural, ranges, si, sinceSilent, speed, stopwatch, timeOfDay, words } from '../../../web/app/format.js';
 import { fold, inFront, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { stepHref, stepWords } from '../../../web/app/parts/logfields.js';
@@ -86,6 +86,12 @@ test('a duration and a time of day never look alike', () => {
     }
     assert.match(timeOfDay(ms), /^\d\d:\d\d:\d\d$/);
   }
+});
+
+test('a long name is cut in its middle', () => {
+  assert.equal(middle('node-a', 10), 'node-a');
+  assert.equal(middle('gpu-cluster-0417', 10), 'gpu-c…0417');
+  assert.equal(middle('gpu-cluster-0417', 10).length, 10);
 });
 
 test('ranks are ranges, names are words', () => {

@@ -3,7 +3,7 @@
 import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { count, deviation, plural, sentence } from '../format.js';
+import { count, deviation, middle, plural, sentence } from '../format.js';
 import { useHeld } from '../live.js';
 import { announce, theme } from '../page.js';
 import { Problem, Skeleton, useWidth } from '../parts/bits.js';
@@ -62,6 +62,7 @@ import {
 /** @typedef {import('./cursor.js').Spot} Spot */
 /** @typedef {import('./cursor.js').View} View */
 
+const BAND_CHARS = 10; // of a name beside a band, right of those of lanes
 const NAME_HEIGHT = 14; // of a lane's name; below the last lane stands what the axis shows
 const AXIS_GAP = 3; // between the last lane and what the axis shows
 const TONES = 6; // colours of bands: a group that comes again has its own
@@ -209,7 +210,11 @@ function Gutter({ map, plan, lanes, run, band: beside }) {
       const group = named?.get(band.index);
       if (group) {
         const title = `${group}: ${row.label} and on`;
-        return t.div({ key: `r${band.index}`, class: 'lanename', style, title }, t.b(null, group));
+        const name =
+          map.order === 'node'
+            ? t.a({ href: runPath(run, 'nodes', group), class: 'quiet' }, t.b(null, group))
+            : t.b(null, group);
+        return t.div({ key: `r${band.index}`, class: 'lanename', style, title }, name);
       }
       const usual = usualLevel(lanes.rows[band.index].cells, map, onset);
       const slow = usual !== null && map.unit === 'ratio' && usual > 127 && !isNeutral(usual, usualOf(map).stretch);
@@ -240,6 +245,26 @@ function Gutter({ map, plan, lanes, run, band: beside }) {
         title: name,
       }),
     ),
+    every > 1 && beside && !named
+      ? bandRuns(beside, rows)
+          .filter(({ top, bottom }) => bottom - top >= NAME_HEIGHT)
+          .map(({ name, top, bottom }) =>
+            t.div(
+              {
+                key: `b${top}`,
+                class: 'bandname faint',
+                style: { top: `${top}px`, height: `${bottom - top}px` },
+                title: name,
+              },
+              beside.key === 'node' && bottom - top >= LINK_PITCH
+                ? t.a(
+                    { href: runPath(run, 'nodes', name), class: 'quiet', 'aria-label': name },
+                    middle(name, BAND_CHARS),
+                  )
+                : middle(name, BAND_CHARS),
+            ),
+          )
+      : null,
     t.div(
       { class: 'lanename axisname', style: { top: `${plan.bottom + AXIS_GAP}px`, height: '32px' } },
       t.span(null, ''),

@@ -114,7 +114,11 @@ function Silent({ data }) {
       rows: data.silent,
       keyOf: (one) => `${one.run_id} ${one.host}`,
       columns: [
-        { label: 'Host', class: 'nowrap', cell: (one) => one.host },
+        {
+          label: 'Host',
+          class: 'nowrap',
+          cell: (one) => t.a({ href: runPath(one.run_id, 'nodes', one.host) }, one.host),
+        },
         { label: 'Run', class: 'wide', cell: (one) => t.a({ href: runPath(one.run_id) }, one.run_id) },
         {
           label: 'Silent ranks',
@@ -181,7 +185,8 @@ function namedIn(host) {
         t.span(
           { key: one.finding, class: 'block' },
           t.a({ href: runPath(one.run_id, 'findings', String(one.finding)), title: one.what }, one.name),
-          t.span({ class: 'faint' }, ` ${kindWords(one.kind).toLowerCase()}`),
+          t.span({ class: 'faint' }, ` ${kindWords(one.kind).toLowerCase()}, `),
+          t.a({ href: runPath(one.run_id, 'nodes', host.host) }, 'the node'),
         ),
       ),
     host.num_named > 3 ? t.span({ key: 'more', class: 'faint block' }, `and ${count(host.num_named - 3)} more`) : null,

@@ -38,7 +38,7 @@ export function Page({ run, topic, ended }) {
 }
 
 /** How far back the charts reach: a long run has more samples than a reader wants to wait for. */
-function Span() {
+export function Span() {
   const here = query.value.span in SPANS ? query.value.span : 'hour';
   return t.nav(
     { class: 'actions', 'aria-label': 'Time shown' },
@@ -58,7 +58,7 @@ function Span() {
 }
 
 /** @param {{data: Machines}} props */
-function Events({ data }) {
+export function Events({ data }) {
   return el(
     Card,
     { title: 'What happened', note: 'newest first, as the driver, the kernel or the control group reported it' },
@@ -104,6 +104,7 @@ function Choice({ run, data, chosen, path }) {
         { label: 'Slowed', cell: (one) => slowedWords(one) || 'none seen' },
         { label: 'Sources', cell: (one) => sourcesWords(one.sources) },
         { label: 'Last sample', cell: (one) => el(Ago, { ms: one.last_ms }) },
+        { cell: (one) => t.a({ href: runPath(run, 'nodes', one.host), title: `The page of ${one.host}` }, 'Its page') },
       ],
     }),
   );
@@ -123,7 +124,7 @@ function sourcesWords(sources) {
 }
 
 /** @param {{run: string, machine: Machine, ended: boolean}} props */
-function OneMachine({ run, machine, ended }) {
+export function OneMachine({ run, machine, ended }) {
   const groups = GROUPS.filter((group) => machine.kinds.includes(group.kind));
   const fromMs = spanStart(query.value.span, machine.last_ms);
   return el(

@@ -25,7 +25,7 @@ const METRICS = [
   ['blocked', 'Blocked on peers'],
 ];
 const SHOWN = 200;
-const BAD = ['silent', 'stuck', 'failed']; // the worst last
+export const BAD = ['silent', 'stuck', 'failed']; // the worst last
 const SEVERITIES = ['info', 'warning', 'critical'];
 
 /** @param {import('../main.js').PageProps & {ended: boolean}} props */
@@ -113,7 +113,7 @@ export function worstFirst(ranks, selected) {
 }
 
 /** @param {{ranks: RankRow[], run: string, ended: boolean}} props */
-function RankTable({ ranks, run, ended }) {
+export function RankTable({ ranks, run, ended }) {
   const selected = readRank(query.value.sel);
   const staged = ranks.some((rank) => rank.stage !== null);
   const named = ranks.some((rank) => rank.finding_id !== null);

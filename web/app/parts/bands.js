@@ -4,7 +4,7 @@ import { signal } from '@preact/signals';
 import { amount, LOOKS, Series } from '../charts/series.js';
 import { count, sentence, timeOfDay } from '../format.js';
 import { el, t } from '../tags.js';
-import { runPath, withQuery } from '../url.js';
+import { runPath } from '../url.js';
 import { CappedNote, Table } from './bits.js';
 
 /** @typedef {import('../../types/api.js').Resources} Resources */
@@ -74,10 +74,7 @@ function Reading({ chart }) {
 /** @param {{line: PinnedLine, chart: Chart, run: string, look: number}} props */
 function Pin({ line, chart, run, look }) {
   const [colour, dash] = LOOKS[look % LOOKS.length];
-  const href =
-    line.rank !== null
-      ? runPath(run, 'ranks', String(line.rank))
-      : withQuery(runPath(run, 'machines'), { host: line.host });
+  const href = line.rank !== null ? runPath(run, 'ranks', String(line.rank)) : runPath(run, 'nodes', line.host);
   const at = cursor.value ?? lastKnown(chart);
   return [
     t.svg(

@@ -49,7 +49,10 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, vie
     }
     for (const host of hosts)
       if (wanted && host.toLowerCase().includes(wanted))
-        items.push({ text: host, note: 'its log lines', to: withQuery(runPath(run, 'logs'), { host }) });
+        items.push(
+          { text: host, note: 'its ranks, findings and samples', to: runPath(run, 'nodes', host) },
+          { text: host, note: 'its log lines', to: withQuery(runPath(run, 'logs'), { host }) },
+        );
     for (const entry of MENU.flatMap((group) => group.entries))
       if (entry.title.toLowerCase().includes(wanted))
         items.push({

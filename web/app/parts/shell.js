@@ -96,7 +96,7 @@ export const MENU = [
 
 /** Which page of the menu a place belongs to. @param {string} name */
 function section(name) {
-  return name === 'rank' ? 'ranks' : name === 'finding' ? 'findings' : name;
+  return { rank: 'ranks', finding: 'findings', node: 'machines' }[name] ?? name;
 }
 
 /** Give up what is selected, where the page has a map, then what is pinned. */
