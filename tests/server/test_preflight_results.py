@@ -12,7 +12,15 @@ import sqlalchemy as sa
 from rankscope.preflight.exchange.http import upload
 from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, PathMtu, Rtt
 from rankscope.preflight.facts.host import HostFacts
-from rankscope.preflight.model import CheckFinding, Facts, LaunchVerdict, NodeReport, Result, encode
+from rankscope.preflight.model import (
+    CheckFinding,
+    Facts,
+    LaunchVerdict,
+    Listening,
+    NodeReport,
+    Result,
+    encode,
+)
 from rankscope.wire import schema
 from rankscope_server.api.preflight.matrix import matrix, shown_nodes
 from rankscope_server.preflight import store
@@ -126,6 +134,20 @@ def test_the_history_of_a_node_says_what_named_it(client: TestClient) -> None:
             "job-1": ("fail", ["net.bandwidth"]), "job-2": ("ok", []),
         }  # fmt: skip
     assert client.get("/api/v1/preflight/nodes/node9").json()["preflights"] == []
+
+
+def test_a_path_to_a_node_that_came_late_is_not_measured(client: TestClient) -> None:
+    refused = Dial(outcome="refused", address="10.77.0.2", port=29500, elapsed_ms=1.0)
+    called = EdgeFacts(mesh=refused)  # before it listened, and never again
+    first, second, third = reports(node0_node1=called, node0_node2=called)
+    late = msgspec.structs.replace(second, listening=Listening(ephemeral=(40001,)))
+    shut = msgspec.structs.replace(third, listening=Listening())
+    put(client, "late", verdict(), [first, late, shut])
+    shown = client.get(f"{RUNS}/late/matrix?metric=connect").json()
+    assert shown["states"] == [["", "", "refused"], ["ok", "", "ok"], ["ok", "ok", ""]]
+    put(client, "before", verdict(), reports())
+    changes = client.get(f"{RUNS}/late/compare?before=before").json()["pairs"]
+    assert {(each["start"], each["end"]) for each in changes} == {("node0", "node2")}
 
 
 def test_the_matrix_of_each_metric(client: TestClient) -> None:

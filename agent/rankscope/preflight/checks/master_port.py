@@ -246,7 +246,7 @@ def _proxies(run: Run, one: Blame, port: int) -> Iterator[Fix]:
 
 def _is_early(run: Run, edge: EdgeFacts) -> bool:
     """Return whether a node called the master only before it listened."""
-    return edge.master is None and is_untried(run, run.master, edge)
+    return edge.master is None and is_untried(run.reports.get(run.master), edge)
 
 
 def _is_closed(dial: Dial, holder: NodeReport) -> bool:

@@ -12,6 +12,7 @@ from rankscope.preflight.checks.base import Run, listed
 from rankscope.preflight.checks.blame import Path
 from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts
 from rankscope.preflight.facts.interfaces import Interface
+from rankscope.preflight.model import NodeReport
 
 MAX_LINES = 6  # lines of evidence
 MAX_PORTS = 4  # in a line
@@ -75,9 +76,9 @@ def is_evidence(owned: Mapping[str, frozenset[str]], end: str, dial: Dial) -> bo
     return dial.outcome == "ok" or owned.get(dial.address, frozenset()) == {end}
 
 
-def is_untried(run: Run, end: str, edge: EdgeFacts) -> bool:
-    """Return whether `end` was only called before it listened: it came late, and has reported."""
-    report, dial = run.reports.get(end), edge.mesh
+def is_untried(report: NodeReport | None, edge: EdgeFacts) -> bool:
+    """Return whether a node was only called before it listened: it came late, and has reported."""
+    dial = edge.mesh
     is_listening = report is not None and bool(report.listening.ephemeral)
     return is_listening and not edge.ephemeral and dial is not None and dial.outcome in CLOSED
 

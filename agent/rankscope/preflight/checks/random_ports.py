@@ -55,7 +55,11 @@ class PortEphemeral(BuiltinCheck, id="port.ephemeral", scope="pair", needs=("pee
         for group, some in groups.items():
             yield self._finding(run, closed, some, group)
         yield from self.note("unknown", ordered(run, closed.lacking), NO_PATH)
-        late = [(start, end) for start, end, edge in run.edges() if is_untried(run, end, edge)]
+        late = [
+            (start, end)
+            for start, end, edge in run.edges()
+            if is_untried(run.reports.get(end), edge)
+        ]
         if untried := [path for path in late if not {*path} & {*run.gone}]:
             title = f"{arrows(untried)}: not tried, as one of them came too late"
             yield self.unknown(title, edges=untried)

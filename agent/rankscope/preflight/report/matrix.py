@@ -115,7 +115,7 @@ def _note(rest: list[str], letters: Mapping[tuple[str, str], str], num_left: int
 
 def _letters(verdict: LaunchVerdict, run: Run) -> dict[tuple[str, str], str]:
     letters = {
-        (start, end): NOT_TESTED if is_untried(run, end, edge) else letter(edge)
+        (start, end): NOT_TESTED if is_untried(run.reports.get(end), edge) else letter(edge)
         for start, end, edge in run.edges()
     }
     for finding in verdict.findings:

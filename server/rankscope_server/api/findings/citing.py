@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.model import LaunchVerdict, NodeReport
 from rankscope_server.api.findings.schema import Evidence
-from rankscope_server.api.preflight.matrix import state_of
+from rankscope_server.api.preflight.matrix import measured, state_of
 from rankscope_server.preflight import store
 from rankscope_server.store import tables
 from rankscope_server.store.tables import preflight, preflight_node
@@ -158,7 +158,7 @@ def _measured(nodes: Sequence[str], reports: dict[str, NodeReport]) -> list[str]
         return _slowest(nodes[0], reports)
     best: dict[frozenset[str], tuple[float, str]] = {}
     for start, end in permutations(nodes, 2):
-        edge = reports[start].edges.get(end) if start in reports else None
+        edge = measured(reports, start, end)
         text = _words(edge)
         if edge is None or not text:
             continue

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from rankscope.preflight.checks.pairs import is_untried
 from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.facts.loss import along
 from rankscope.preflight.model import CheckFinding, LaunchVerdict, NodeReport
@@ -28,6 +29,12 @@ UNITS: dict[PreflightMetric, str] = {
     "connect": "", "rtt": "ms", "mtu": "bytes", "mbit": "Mbit/s", "loss": "ratio",
 }  # fmt: skip
 Key = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]
+
+
+def measured(reports: Mapping[str, NodeReport], start: str, end: str) -> EdgeFacts | None:
+    """Return what a node measured towards another; None where that one came too late for it."""
+    edge = reports[start].edges.get(end) if start in reports else None
+    return None if edge is None or is_untried(reports.get(end), edge) else edge
 
 
 def state_of(edge: EdgeFacts | None) -> str:
@@ -95,11 +102,7 @@ def matrix(
 ) -> PreflightMatrix:
     """Return the matrix; above `most` nodes it is a part, and says which."""
     nodes = shown_nodes(expected, verdict, most)
-    edges = {
-        (start, end): reports[start].edges.get(end) if start in reports else None
-        for start in nodes
-        for end in nodes
-    }
+    edges = {(start, end): measured(reports, start, end) for start in nodes for end in nodes}
     rows = [[edges[start, end] for end in nodes] for start in nodes]
     is_cut = len(nodes) < len(expected)
     named = len(named_nodes(verdict) & set(nodes))
@@ -153,10 +156,10 @@ def compared_pairs(
     """Return the paths that both measured and that changed, the worse ones first."""
     found: list[tuple[float, PairChange]] = []
     for start, report in after.items():
-        old = before[start].edges if start in before else {}
-        for end, edge in report.edges.items():
-            if end in old:
-                found += _changes(start, end, old[end], edge)
+        for end in report.edges:
+            old, new = measured(before, start, end), measured(after, start, end)
+            if old is not None and new is not None:
+                found += _changes(start, end, old, new)
     found.sort(key=lambda item: -item[0])
     return [change for _, change in found]
 
