@@ -57,7 +57,7 @@ def test_a_copy_of_a_store_in_use_brings_it_back(
         flags += where
     server = start_server(*flags)
     seed_run(server.url, run_id="whole", ranks=2, steps=60)
-    wait_until(lambda: get(f"{server.url}/api/v1/runs/whole")["run"]["status"] != "running")
+    wait_until(lambda: get(f"{server.url}/api/v1/runs/whole")["run"]["status"] == "ended")
     stream = Stream(server.url, "being-written")
     stream.start()
     wait_until(lambda: len(stream.acknowledged) > 20)

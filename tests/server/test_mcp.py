@@ -32,7 +32,7 @@ from rankscope.terminal import _ACTS
 from rankscope.wire import zstd
 from tests.api import get
 from tests.command_server import run
-from tests.server.conftest import Sender, ServerProcess, log_line
+from tests.server.conftest import Sender, ServerProcess, log_line, wait_until
 from tests.server.seed import post_body, seed_run, wait_until_judged
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,7 +190,9 @@ def test_the_last_preflight_is_that_of_the_page(tmp_path: Path) -> None:
              server.url], env=environ(RANKSCOPE_DIR=str(tmp_path / "runs")), timeout=120,
         )  # fmt: skip
         assert done.returncode in (0, 1), done.stderr  # warnings of this machine
-        (row,) = get(f"{server.url}/api/v1/preflight/runs")["preflights"]
+        runs = f"{server.url}/api/v1/preflight/runs"
+        wait_until(lambda: bool(get(runs)["preflights"]))
+        (row,) = get(runs)["preflights"]
         page = get(f"{server.url}/api/v1/preflight/runs/{row['id']}")
         text, is_error = mcp.call(server.url, "", "get_preflight", {})
     finally:

@@ -143,7 +143,8 @@ def test_what_a_server_answers_is_the_same_before_and_after(first: Path) -> None
 def only(answer: Any, path: str) -> Any:
     """Return what of an old answer still has to be: not the ids of lines, nor names of groups.
 
-    Rows of the map list their ranks now, and ranks of an ended run "reported".
+    Rows of the map list their ranks now, ranks of an ended run "reported", and the sentences of the
+    map, of collectives and of the agent say more.
     """
     if isinstance(answer, dict) and "coverage" in answer:
         coverage = answer["coverage"]
@@ -155,8 +156,8 @@ def only(answer: Any, path: str) -> Any:
              "ranks": list(range(row["rank_lo"], row["rank_hi"] + 1))}
             for row in answer["rows"]
         ]  # fmt: skip
-        return answer | {"rows": rows}
-    if "/collectives" in path:
+        answer = answer | {"rows": rows}
+    if "/map" in path or "/collectives" in path or path.endswith("/agent"):
         return {name: value for name, value in answer.items() if name != "text"}
     if "/logs?" not in path:
         return answer
