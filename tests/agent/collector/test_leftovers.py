@@ -18,7 +18,7 @@ from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import ensure, is_alive, start_rank, stop, wait_for
 from tests.agent.collector.receiver import Receiver
-from tests.agent.collector.spooled import spooled
+from tests.agent.collector.spooled import is_spooled, spooled
 from tests.ports import free_port
 
 
@@ -74,7 +74,7 @@ def test_batches_for_one_server_are_never_sent_to_another(run: Path, receiver: R
     fake = FakeRank(run, 0)
     fake.say("for the first server")
     assert ensure(run, server=f"127.0.0.1:{first_port}", flush_seconds=0.2)
-    wait_for(lambda: spooled(run))
+    wait_for(lambda: is_spooled(run, "for the first server"))
     kill(run)
     waiting = [path.read_bytes() for path in spooled(run)]
 
