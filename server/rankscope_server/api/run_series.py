@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import json_object
-from rankscope_server.api.runs.queries import silent_rank, status_of
+from rankscope_server.api.runs.queries import NUM_MISSING, silent_rank, status_of
 from rankscope_server.api.runs.schema import AnswerState, RunStatus
 from rankscope_server.api.service import Service
 from rankscope_server.findings.finding import SEVERITIES
@@ -191,9 +191,8 @@ def _lost(connection: sa.Connection, run_ids: Sequence[str]) -> dict[str, int]:
 
 
 def _missing(connection: sa.Connection, run_ids: Sequence[str]) -> dict[str, int]:
-    table = tables.producer.c
-    missing = sa.func.sum(table.last_sequence - table.first_sequence + 1 - table.received)
-    return _by_run(connection, sa.select(table.run_id, missing), table.run_id, run_ids)
+    run_id = tables.producer.c.run_id
+    return _by_run(connection, sa.select(run_id, NUM_MISSING), run_id, run_ids)
 
 
 def _by_run(

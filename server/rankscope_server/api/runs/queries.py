@@ -264,11 +264,17 @@ def losses(connection: sa.Connection, run_id: str) -> Losses:
     )
 
 
+# batches of some producers that did not arrive, though later ones did
+NUM_MISSING = sa.func.sum(
+    tables.producer.c.last_sequence - tables.producer.c.first_sequence + 1
+    - tables.producer.c.received
+)  # fmt: skip
+
+
 def missing_batches(connection: sa.Connection, run_id: str) -> int:
     """Return how many batches of a run did not arrive, though later ones did."""
-    table = tables.producer.c
-    missing = sa.func.sum(table.last_sequence - table.first_sequence + 1 - table.received)
-    return int(connection.scalar(sa.select(missing).where(table.run_id == run_id)) or 0)
+    question = sa.select(NUM_MISSING).where(tables.producer.c.run_id == run_id)
+    return int(connection.scalar(question) or 0)
 
 
 def onset_step(run: sa.Row[Any]) -> int | None:
