@@ -178,6 +178,22 @@ def test_a_slow_answer_is_asked_for_again_before_it_accuses() -> None:
     assert len(tries) == 2
 
 
+def test_silence_counts_only_where_a_port_is_silent_at_rest_too() -> None:
+    async def work() -> None:
+        async with listening() as listener, stranger(hang) as dumb:
+            alive, *_ = await listener.bind_spread(LOW, HIGH)
+            before = [
+                Dial(outcome="no-data", errno="ETIMEDOUT", address="127.0.0.1", port=port)
+                for port in (alive, dumb)
+            ]
+            again = await Doors(CALLER).confirm("a", before)
+            assert {dial.port: found.outcome for dial, found in again.items()} == {
+                alive: "ok", dumb: "no-data",
+            }  # fmt: skip
+
+    asyncio.run(work())
+
+
 def test_a_port_that_answers_when_dialled_slowly_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: dict[int, int] = {}
 

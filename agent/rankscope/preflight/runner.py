@@ -305,6 +305,12 @@ class PreflightAgent:
         await asyncio.wait([*self._slow, importing], timeout=QUIET_LIMIT_S)
         self._reach("reached")
         await self._everyone("reached")
+        await asyncio.gather(
+            *(
+                self._while_there((peer,), self._prober.ask_silent(peer))
+                for peer in self._prober.silent_peers()
+            )
+        )
         peers = [p for p in self._listening_peers() if self._prober.open_door(p) is not None]
         if peers:
             self._progress.stage("paths", f"to {len(peers)} nodes")

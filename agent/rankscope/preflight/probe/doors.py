@@ -142,6 +142,19 @@ class Doors:
         )
         publish(**_fields(dials), ephemeral_shut=shut, decoy=decoy)
 
+    async def confirm(self, peer: str, silent: Sequence[Dial]) -> dict[Dial, Dial]:
+        """Dial the first of some silent ports anew; return what became of each."""
+        again: dict[Dial, Dial] = {}
+
+        async def one(number: int, before: Dial) -> None:
+            await asyncio.sleep(number * GENTLE_S)
+            with contextlib.suppress(OSError):
+                house = House(peer, before.address)
+                again[before] = await self.knock(house, before.port, AGAIN_LIMIT_S)
+
+        await asyncio.gather(*(one(*item) for item in enumerate(silent[:MOST_SLOW])))
+        return again
+
     async def _round(
         self, house: House, ports: Iterable[int], spacing_s: float, dials: dict[int, Dial],
         limit_s: float = AGAIN_LIMIT_S,
@@ -189,6 +202,11 @@ class Doors:
         finally:
             await call.close()
         return msgspec.structs.replace(found, outcome="no-data", errno=how) if how else found
+
+
+def is_silent(dial: Dial) -> bool:
+    """Return whether a connection was accepted, and then nothing came, not even its end."""
+    return (dial.outcome, dial.errno) == ("no-data", "ETIMEDOUT")
 
 
 async def _carry(call: DialCall) -> str:

@@ -29,7 +29,7 @@ from rankscope.preflight.probe.dial import (
     dial,
     plain,
 )
-from rankscope.preflight.probe.doors import Doors, House, chosen
+from rankscope.preflight.probe.doors import Doors, House, chosen, is_silent
 from rankscope.preflight.probe.mesh import Mesh
 from rankscope.preflight.system import Resolved, System
 
@@ -101,7 +101,7 @@ class Prober:
 
     def _note_stuck(self, peer: str, started: float) -> None:
         dial = self._edge(peer).mesh
-        if dial is not None and (dial.outcome, dial.errno) == ("no-data", "ETIMEDOUT"):
+        if dial is not None and is_silent(dial):
             self._stuck.setdefault(peer, started)
         else:
             self._stuck.pop(peer, None)
@@ -165,6 +165,24 @@ class Prober:
         if call is not None:
             self._keep(call)
         return found.outcome == "ok"
+
+    def silent_peers(self) -> list[str]:
+        """Return the peers of which a port accepted, and was silent."""
+        return [peer for peer, edge in self.edges.items() if _silent(edge)]
+
+    async def ask_silent(self, peer: str) -> None:
+        """Dial silent ports of a peer anew, now that no node starts anything.
+
+        Before, a busy machine may have left a process no core for the seconds in which an answer
+        counts. What is silent at rest, too, is silent.
+        """
+        edge = self._edge(peer)
+        async with self._slots:
+            again = await self._doors.confirm(peer, _silent(edge))
+        self._set(
+            peer, ephemeral=tuple(again.get(dial, dial) for dial in edge.ephemeral),
+            master=again.get(edge.master, edge.master) if edge.master else None,
+        )  # fmt: skip
 
     async def measure(self, peer: str) -> None:
         """Time the path to a peer; no node may be busy with anything else."""
@@ -383,3 +401,9 @@ def _gloo_address(report: NodeReport) -> str:
     interfaces = report.facts.interfaces
     chosen = interfaces.gloo[0].address if interfaces is not None and interfaces.gloo else ""
     return "" if chosen.startswith("127.") or chosen == "::1" else chosen
+
+
+def _silent(edge: EdgeFacts) -> list[Dial]:
+    """Return the dials whose silence may be that of a busy machine."""
+    dials = (edge.master, *edge.ephemeral)
+    return [dial for dial in dials if dial is not None and is_silent(dial)]
