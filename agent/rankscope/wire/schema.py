@@ -327,6 +327,8 @@ SHEDDING = "server, "
 # With a batch a collector says in this header what its clock shows now, in ns of wall time: how
 # long the batch has waited to be sent is the difference to its `sent_ns`.
 CLOCK_HEADER = "Rankscope-Clock"
+# With it comes a batch that may go past bulk: states and ends of ranks, of at most so many bytes.
+VITALS_HEADER, MAX_VITALS_BYTES = "Rankscope-Vitals", 256 << 10
 # A collector that sends this header finds commands in the answers to its batches.
 COMMANDS_HEADER = "Rankscope-Commands"
 COMMANDS_VERSION = 1

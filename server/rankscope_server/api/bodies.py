@@ -8,9 +8,17 @@ import msgspec
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from rankscope.wire.schema import MAX_VITALS_BYTES, VITALS_HEADER
 from rankscope_server.problems import Problem
 
 Asked = TypeVar("Asked", bound=msgspec.Struct)
+
+
+def are_vitals(request: Request) -> bool:
+    """Return whether a batch of states and ends comes, which goes past bulk."""
+    declared = request.headers.get("content-length", "")
+    is_small = declared.isdecimal() and int(declared) <= MAX_VITALS_BYTES
+    return is_small and VITALS_HEADER in request.headers
 
 
 def takes(body: type[msgspec.Struct]) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankscope_server.access.quotas import Quota
+from rankscope_server.api.bodies import are_vitals
 from rankscope_server.api.security import principal_of
 from rankscope_server.problems import Problem, answer
 from rankscope_server.settings import Settings
 
 LEAST_BYTES_PER_SECOND = 64 << 10  # beyond the first pause: half a megabit per second
 RETRY_AFTER_S = 1.0
+_VITALS_BYTES = 4 << 20  # more of all bodies, for what goes past bulk
 _INGEST = "/api/v1/ingest"
 _NOT_KEPT = "/api/v1/net/blob"  # its bytes are forgotten as they come
 
@@ -62,9 +64,9 @@ class BodyLimits:
         """Return how long a body may pause."""
         return self._pause_s
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, *, is_urgent: bool = False) -> None:
         """Count bytes that will be in memory. Raises Problem 429."""
-        if self._bytes + size > self._max_bytes:
+        if self._bytes + size > self._max_bytes + (_VITALS_BYTES if is_urgent else 0):
             raise Problem(
                 429, "too many bytes are in work", "body",
                 "send again; raise max_bodies_bytes where the server has the memory",
@@ -84,6 +86,7 @@ class Body:
         self._limits, self._receive = limits, receive
         self._principal = principal_of(request)
         self._is_kept = request.url.path != _NOT_KEPT
+        self._is_urgent = request.url.path == _INGEST and are_vitals(request)
         self._started_s = time.monotonic()
         self._size = 0
         self._is_over = False
@@ -92,7 +95,7 @@ class Body:
     def announce(self, size: int) -> None:
         """Reserve what was declared, so that bodies do not starve each other half-way."""
         if self._is_kept and self._limits.can_hold(size):
-            self._limits.reserve(size)
+            self._limits.reserve(size, is_urgent=self._is_urgent)
             self.reserved = size
 
     async def receive(self) -> Message:

@@ -12,7 +12,7 @@ from rankscope.wire.schema import CLOCK_HEADER, COMMANDS_HEADER, Command
 from rankscope_server.answers import Schema
 from rankscope_server.api.access.rules import sender
 from rankscope_server.api.access.sending import check_sender, claim
-from rankscope_server.api.bodies import read_body
+from rankscope_server.api.bodies import are_vitals, read_body
 from rankscope_server.api.replies import documented
 from rankscope_server.api.service import Service, service_of
 from rankscope_server.ingest.batch import ValidatedBatch
@@ -102,10 +102,12 @@ def _length(request: Request, service: Service) -> int:
 async def store(request: Request, service: Service, body: bytes) -> tuple[ValidatedBatch, Stored]:
     """Validate a body and store it; return once it is durable. Raises Problem."""
     encoding = request.headers.get("content-encoding", "")
-    takes_commands = COMMANDS_HEADER in request.headers
+    takes_commands, is_urgent = COMMANDS_HEADER in request.headers, are_vitals(request)
     try:
         batch, journal = await asyncio.wrap_future(
-            service.validator.submit(body, encoding, takes_commands=takes_commands)
+            service.validator.submit(
+                body, encoding, takes_commands=takes_commands, is_urgent=is_urgent
+            )
         )
     except Problem:
         service.counters.rejected.inc()
@@ -125,8 +127,9 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
     lock = of_run(batch.run_id)
     try:
         done = service.writer.submit(
-            work, after_commit, lock=lock, announce=lambda unit: unit.run(batch.run_id).want(batch)
-        )
+            work, after_commit, lock=lock, is_urgent=is_urgent,
+            announce=lambda unit: unit.run(batch.run_id).want(batch),
+        )  # fmt: skip
     except StoreUnavailableError as error:
         if error.cause == "behind":
             service.intake.put_off()

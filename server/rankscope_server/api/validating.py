@@ -6,6 +6,7 @@ under way waits for none.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from rankscope_server.store.engine import StoreUnavailableError
 _PERIOD_SECONDS = 0.1  # from one group to the next, where many batches are under way
 _MANY = 4
 _MOST_BATCHES = 64  # of a group
+_URGENT, _BULK, _LAST = range(3)  # in this order what waits is validated
 _MOST_BYTES, _MOST_EVENTS = 4 << 20, 200_000  # of batches that are unpacked at once
 
 Prepared: TypeAlias = tuple[ValidatedBatch, Journal]
@@ -45,7 +47,8 @@ class Validator:
 
     def __init__(self, max_unpacked_bytes: int, num_under_way: Callable[[], int]) -> None:
         self._max_unpacked_bytes, self._num_under_way = max_unpacked_bytes, num_under_way
-        self._queue: queue.SimpleQueue[_Body | None] = queue.SimpleQueue()
+        self._queue: queue.PriorityQueue[tuple[int, int, _Body | None]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._thread = threading.Thread(target=self._work, name="rankscope-validate", daemon=True)
         self._began = 0.0  # the newest group
         self._closed = False
@@ -54,35 +57,37 @@ class Validator:
         """Begin to work."""
         self._thread.start()
 
-    def submit(self, data: bytes, encoding: str, *, takes_commands: bool) -> Future[Prepared]:
+    def submit(
+        self, data: bytes, encoding: str, *, takes_commands: bool, is_urgent: bool = False
+    ) -> Future[Prepared]:
         """Queue a body; its future raises Problem where it is not a batch at all.
 
-        Raises StoreUnavailableError where the server ends.
+        What is urgent goes past what is not. Raises StoreUnavailableError where the server ends.
         """
         if self._closed:
             raise StoreUnavailableError(
                 "the server is stopping", "send again to the next server", cause="stopping"
             )
         body = _Body(data, encoding, takes_commands)
-        self._queue.put(body)
+        self._queue.put((_URGENT if is_urgent else _BULK, next(self._numbers), body))
         return body.future
 
     def close(self, timeout_seconds: float = 3.0) -> None:
         """Finish what was queued, then stop."""
         self._closed = True
-        self._queue.put(None)
+        self._queue.put((_LAST, next(self._numbers), None))
         self._thread.join(timeout_seconds)
 
     def _work(self) -> None:
         is_last = False
         while not is_last:
-            body, group = self._queue.get(), []
+            (_, _, body), group = self._queue.get(), []
             while body is not None:
                 group.append(body)
                 if len(group) == _MOST_BATCHES:
                     break
                 try:
-                    body = self._queue.get(timeout=self._pause())
+                    _, _, body = self._queue.get(timeout=self._pause())
                 except queue.Empty:
                     break
             is_last = body is None

@@ -7,6 +7,7 @@ whose transaction PostgreSQL ended because this process stood still is repeated 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -31,6 +32,8 @@ _MAX_PAUSE_SECONDS = 0.4  # a batch waits for its answer half a second at most, 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 REFUSAL_LOG_SECONDS = 60.0
+_URGENT_ROOM = 128  # more jobs that may wait where they are urgent
+_URGENT, _BULK, _LAST = range(3)  # in this order what waits is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class Writer:
         # an embedded store has no other writer
         self._tiles = CommittedTiles() if engine.dialect.name == "sqlite" else None
         self._free_at = 0.0  # until then jobs wait for each other, unless a group is full
-        self._queue: queue.Queue[Job[Any] | None] = queue.Queue(maxsize=waiting)
+        self._waiting, self._numbers = waiting, itertools.count()
+        self._queue: queue.PriorityQueue[tuple[int, int, Job[Any] | None]] = queue.PriorityQueue()
         self._thread = threading.Thread(target=self._work, name="rankscope-writer", daemon=True)
         self._closed = False
 
@@ -84,7 +88,7 @@ class Writer:
     @property
     def queue_ratio(self) -> float:
         """Return how full the queue is, 0-1."""
-        return self._queue.qsize() / (self._queue.maxsize or 1)
+        return min(1.0, self._queue.qsize() / self._waiting)
 
     def submit(
         self,
@@ -94,10 +98,12 @@ class Writer:
         frees_space: bool = False,
         lock: str = "",
         announce: Callable[[Unit], None] | None = None,
+        is_urgent: bool = False,
     ) -> Future[T]:
         """Queue work; the future is done after its commit.
 
         `lock` names what the work reads, changes and writes: other processes that write it wait.
+        What is urgent goes past what is not, and has room where that has none.
         Raises StoreUnavailableError where too much waits already, the server ends, or the disk is
         full and the work does not free space.
         """
@@ -108,12 +114,11 @@ class Writer:
             )
         if self._disk is not None and not frees_space:
             self._disk.admit()
-        try:
-            self._queue.put_nowait(job)
-        except queue.Full:
+        if self._queue.qsize() >= self._waiting + (_URGENT_ROOM if is_urgent else 0):
             raise StoreUnavailableError(
                 "the store is behind: too many batches wait", "send again later", cause="behind"
-            ) from None
+            )
+        self._queue.put((_URGENT if is_urgent else _BULK, next(self._numbers), job))
         return job.future
 
     def run(self, work: Callable[[Unit], T], *, frees_space: bool = False, lock: str = "") -> T:
@@ -123,18 +128,18 @@ class Writer:
     def close(self, timeout_seconds: float = 3.0) -> None:
         """Finish what was queued, then stop."""
         self._closed = True
-        self._queue.put(None)
+        self._queue.put((_LAST, next(self._numbers), None))
         self._thread.join(timeout_seconds)
 
     def _work(self) -> None:
         while True:
-            job = self._queue.get()
+            _, _, job = self._queue.get()
             if job is None:
                 return
             group, last = [job], False
             while len(group) < self._group_size and not last:
                 try:
-                    following = self._queue.get(timeout=self._pause())
+                    _, _, following = self._queue.get(timeout=self._pause())
                 except queue.Empty:
                     break
                 if following is None:

@@ -125,7 +125,7 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
                 200,
                 json.dumps({"accepted_records": 1, "refused": []}),
             )
-            if status == 200 and schema.CLOCK_HEADER not in self.headers:
+            if status == 200 and schema.VITALS_HEADER in self.headers:
                 receiver.take_early(body)
             elif status == 200:
                 receiver.take(body)

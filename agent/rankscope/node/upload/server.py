@@ -96,9 +96,10 @@ class Server:
         return self._client.address.url
 
     def post(self, body: bytes, *, has_waited: bool = True) -> ServerAnswer:
-        """Send one batch; of one that went past those that wait it says nothing of waiting."""
-        clock = {schema.CLOCK_HEADER: str(time.time_ns())} if has_waited else {}
-        return self.send(INGEST_PATH, body, _BATCH_HEADERS | clock)
+        """Send one batch; one that goes past those that wait says so, and not how long it waited."""
+        waited = {schema.CLOCK_HEADER: str(time.time_ns())}
+        said = waited if has_waited else {schema.VITALS_HEADER: "1"}
+        return self.send(INGEST_PATH, body, _BATCH_HEADERS | said)
 
     def send(self, path: str, body: bytes, headers: dict[str, str]) -> ServerAnswer:
         """Send a POST. Where the server has closed a kept connection, it tries once more."""
