@@ -71,7 +71,11 @@ class Settings:
     keep_hours: float = _row(
         24.0, "Hours a run directory stays once the server has all of it.", 1e-3, 1e6
     )
-    keep_bytes: int = _row(1 << 30, "Most bytes of such directories; the oldest go first.", *_BYTES)
+    keep_bytes: int = _row(
+        1 << 30,
+        "Most bytes of such directories and those without a server; the oldest go first.",
+        *_BYTES,
+    )
     hang_stack_seconds: float = _row(
         2.5, "Take stacks of a rank silent for so long in a hang.", *_PAUSE_S
     )

@@ -32,7 +32,7 @@ from tests.server.seed import seed_run
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[8mhid\x1b[0m\x9b31m\u202efed\u2066 \r\x08end"
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")  # what rich sends for its own colours
 # These print nothing that came from elsewhere; `preflight` has tests of its own, see Intake.
-_NO_FOREIGN_TEXT = {"serve", "completion", "man", "demo"}
+_NO_FOREIGN_TEXT = {"serve", "completion", "man", "demo", "uninstall"}
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8") | st.sampled_from(HOSTILE)))

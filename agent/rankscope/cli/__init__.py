@@ -40,6 +40,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.restore", "RestoreCommand"),
     ("rankscope.cli.completion", "CompletionCommand"),
     ("rankscope.cli.man", "ManCommand"),
+    ("rankscope.cli.uninstall", "UninstallCommand"),
 )
 _USUAL_NAMES = {  # what people type who know other tools; no second name for one command
     "show": "watch RUN --once, or report RUN",

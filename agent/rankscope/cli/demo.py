@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -95,7 +96,9 @@ class DemoCommand:
         signal.signal(signal.SIGTERM, _as_interrupt)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _as_interrupt)
-        directory = arguments.data_dir or _data_directory()
+        directory = arguments.data_dir or data_directory(os.environ)
+        if directory is None:
+            directory = Path(tempfile.mkdtemp(prefix="rankscope-"))
         may_move = arguments.data_dir is None
         demo = Demo(plan, directory.absolute(), arguments.port, may_move=may_move)
         watch = Watch(demo, arguments.once)
@@ -218,14 +221,14 @@ def _ranks(text: str) -> int:
     return int(text)
 
 
-def _data_directory() -> Path:
-    """Return the user's folder for data, or a new temporary one if none can be written."""
+def data_directory(environ: Mapping[str, str]) -> Path | None:
+    """Return the user's folder for data, where none is named; None if none can be written."""
     with contextlib.suppress(RuntimeError):  # a user without an entry has no home
-        home = Path(os.environ.get("HOME", Path.home()))
-        base = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+        home = Path(environ.get("HOME") or Path.home())
+        base = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share")
         if base.is_absolute() and run_directory_choice.is_writable(base):
             return base / "rankscope"
-    return Path(tempfile.mkdtemp(prefix="rankscope-"))
+    return None
 
 
 def _as_interrupt(*_: object) -> None:

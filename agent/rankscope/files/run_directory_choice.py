@@ -64,6 +64,13 @@ def choose(
     raise NoDirectoryError("; ".join(refused))
 
 
+def bases(environ: Mapping[str, str]) -> list[Path]:
+    """Return what is there of the directories that may hold runs: the one that is named, or all."""
+    found = dict.fromkeys(_candidates(environ))
+    named = environ.get("RANKSCOPE_DIR", "")
+    return [path for path in ([Path(named).absolute()] if named else found) if path.is_dir()]
+
+
 def file_system(path: Path, mounts: str) -> str:
     """Return the type of the file system that holds `path`, there already or not; "" unknown."""
     place = os.path.realpath(path)

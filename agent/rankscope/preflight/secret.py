@@ -115,7 +115,7 @@ def _in_share(directory: str) -> Secret | None:
 
 
 def _in_home(environ: Mapping[str, str]) -> Secret:
-    path = _own_path(environ)
+    path = own_path(environ)
     try:
         text = _limited(lambda: _read_or_make(path))
     except OSError as error:
@@ -141,7 +141,8 @@ def line_for_others(secret: Secret, is_terminal: bool) -> str:
     return f"export {FILE_VARIABLE}=FILE, with what is in {secret.path}, readable by you alone"
 
 
-def _own_path(environ: Mapping[str, str]) -> Path:
+def own_path(environ: Mapping[str, str]) -> Path:
+    """Return where the secret of this user is kept, there already or not."""
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the specification: a relative one is ignored
         base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")

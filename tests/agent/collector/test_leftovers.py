@@ -152,6 +152,7 @@ def test_what_was_delivered_long_ago_goes(tmp_path: Path) -> None:
     recent = OldRun(tmp_path, "recent", hours_ago=20)
     waiting = OldRun(tmp_path, "waiting", hours_ago=30)
     (waiting.path / DELIVERED).unlink()
+    (waiting.path / SERVER).write_text("http://127.0.0.1:1")
     delete(tmp_path)
     assert not old.path.exists()
     assert recent.path.exists()
@@ -163,6 +164,21 @@ def test_the_oldest_go_when_they_are_too_large(tmp_path: Path) -> None:
     size = leftovers.size_of(runs[0].path)
     delete(tmp_path, keep_bytes=size * 2)
     assert [run.path.exists() for run in runs] == [False, True, True]
+
+
+def test_runs_without_a_server_go_after_those_that_a_server_has(tmp_path: Path) -> None:
+    local = [OldRun(tmp_path, f"local-{age}", hours_ago=age) for age in (900, 800)]
+    for at, run in enumerate(local):
+        (run.path / DELIVERED).unlink()
+        next(run.path.glob("0/*/collected")).unlink()  # there was no server to read it for
+        then = time.time() - (900 - at) * 3600
+        os.utime(run.path, (then, then))
+    sent = OldRun(tmp_path, "sent", hours_ago=1)
+    size = leftovers.size_of(sent.path)
+    delete(tmp_path, keep_bytes=size * 4)
+    assert all(run.path.exists() for run in (*local, sent))  # however old
+    delete(tmp_path, keep_bytes=size + size // 2)
+    assert [run.path.exists() for run in (*local, sent)] == [False, True, False]
 
 
 @pytest.mark.parametrize("why", ["process lives", "collector runs", "not read to its end"])

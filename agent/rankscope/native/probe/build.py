@@ -45,13 +45,18 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(home) / "rankscope"
 
 
+def probes_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of all compiled probes. Raises BuildError."""
+    return cache_directory(environ) / "probe"
+
+
 def path_of(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where the probe for this PyTorch is kept, compiled or not. Raises BuildError.
 
     The name holds everything that the binary depends on, so that an old one is never loaded.
     """
     name = f"{MODULE}-{ready.sources_digest()[:12]}.so"
-    return cache_directory(environ) / "probe" / _torch().tag / name
+    return probes_directory(environ) / _torch().tag / name
 
 
 def _torch() -> installed.Torch:

@@ -2,8 +2,10 @@
 
 A collector marks a run as delivered when all its processes are gone and the server has everything.
 Runs without that mark whose collector died (with the machine's power, or for want of a server)
-get one again, one after the other. Only delivered runs are ever deleted, and none of which a
-process lives or which a collector holds. One collector of a base directory looks at a time.
+get one again, one after the other. What a server should have and has not is never deleted, nor a
+run of which a process lives or which a collector holds. Runs that were recorded without a server
+go, the oldest first, where all directories are too large and no delivered one is left. One
+collector of a base directory looks at a time.
 
 A run goes to one server. Where it is launched again under its name for another one, the batches
 that wait for the first are set aside until a collector of the run is started for that.
@@ -92,14 +94,16 @@ class Leftovers(threading.Thread):
                     time.sleep(_POLL_SECONDS)
 
     def delete(self, others: list[Path]) -> None:
-        """Delete delivered runs that are too old, and the oldest while they are too large."""
+        """Delete delivered runs that are too old, and the oldest while all are too large."""
         delivered = sorted((_mtime(path / DELIVERED), path) for path in others)
         delivered = [(since, path) for since, path in delivered if since]
-        sizes = {path: size_of(path) for _, path in delivered}
+        local = sorted((_mtime(path), path) for path in others if is_local(path))
+        sizes = {path: size_of(path) for _, path in (*delivered, *local)}
         total = sum(sizes.values())
-        for since, path in delivered:
+        for since, path in (*delivered, *local):
             is_old = self._wall() - since > self._settings.keep_hours * 3600
-            if (is_old or total > self._settings.keep_bytes) and delete_run(path):
+            goes = (is_old and not is_local(path)) or total > self._settings.keep_bytes
+            if goes and delete_run(path):
                 total -= sizes[path]
 
     def _is_other(self, path: Path) -> bool:
@@ -119,6 +123,12 @@ def server_of(run_directory: Path) -> str:
         return read_address((run_directory / SERVER).read_text().strip()).url
     except (OSError, ValueError):
         return ""
+
+
+def is_local(run_directory: Path) -> bool:
+    """Return whether a run was recorded without a server: it is on this node alone."""
+    is_sent = server_of(run_directory) or (run_directory / DELIVERED).exists()
+    return not is_sent and not num_set_aside(run_directory)
 
 
 def choose_server(run_directory: Path, server: str) -> int:
@@ -165,7 +175,7 @@ def delete_run(path: Path) -> bool:
     if descriptor is None:
         return False
     try:
-        if not (path / DELIVERED).exists() or _is_in_use(path):
+        if _is_in_use(path) or not (is_local(path) or (path / DELIVERED).exists()):
             return False
         shutil.rmtree(path)
     except OSError as error:
@@ -194,20 +204,22 @@ def size_of(path: Path) -> int:
     return size
 
 
+def lives(rank_directory: Path) -> bool:
+    """Return whether the process that writes there is alive."""
+    try:
+        with (rank_directory / COLLECTIVES_RING).open("rb") as file:
+            fields = ring.IDENTITY.unpack(file.read(ring.IDENTITY.size))
+    except (OSError, struct.error):
+        return False  # no ring, or a torn one: it has been read as far as possible
+    pid, start_ticks = fields[4], fields[10]
+    return bool(start_ticks) and process_start_ticks(pid) == start_ticks
+
+
 def _is_in_use(path: Path) -> bool:
-    """Return whether some process of the run lives, or has not been read to its end."""
-    for key in rank_directories(path):
-        if not (path / key / COLLECTED).exists():
-            return True
-        try:
-            with (path / key / COLLECTIVES_RING).open("rb") as file:
-                fields = ring.IDENTITY.unpack(file.read(ring.IDENTITY.size))
-        except (OSError, struct.error):
-            continue  # no ring, or a torn one: it has been read as far as possible
-        pid, start_ticks = fields[4], fields[10]
-        if start_ticks and process_start_ticks(pid) == start_ticks:
-            return True
-    return False
+    """Return whether some process of the run lives, or has not been read for a server."""
+    directories = [path / key for key in rank_directories(path)]
+    is_read = is_local(path) or all((one / COLLECTED).exists() for one in directories)
+    return not is_read or any(map(lives, directories))
 
 
 def _mtime(path: Path) -> float:

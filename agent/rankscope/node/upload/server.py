@@ -96,7 +96,7 @@ class Server:
         return self._client.address.url
 
     def post(self, body: bytes, *, has_waited: bool = True) -> ServerAnswer:
-        """Send one batch; one that goes past those that wait says so, and not how long it waited."""
+        """Send one batch; one that goes past those that wait says so, not how long it waited."""
         waited = {schema.CLOCK_HEADER: str(time.time_ns())}
         said = waited if has_waited else {schema.VITALS_HEADER: "1"}
         return self.send(INGEST_PATH, body, _BATCH_HEADERS | said)
