@@ -3,8 +3,9 @@
 import { Fragment } from 'preact';
 import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { dateTime, percent, rankWords, words } from '../format.js';
+import { dateTime, percent, ranges, rankWords, words } from '../format.js';
 import { setTitle } from '../page.js';
+import { alike } from '../parts/alike.js';
 import { Ago, CappedNote, Card, Empty, Icon, Problem, Seen, Skeleton, Table } from '../parts/bits.js';
 import { GROUPS, SampleGroup, SPANS, spanStart } from '../parts/machine.js';
 import { query, setQuery } from '../router.js';
@@ -113,7 +114,12 @@ function Choice({ run, data, chosen, path }) {
 /** @param {Machine} machine */
 function slowedWords(machine) {
   const slowed = machine.gpus.filter((gpu) => Object.keys(gpu.slowed).length > 0);
-  return slowed.map((gpu) => `GPU ${gpu.gpu}`).join(', ');
+  return gpuWords(slowed.map((gpu) => gpu.gpu));
+}
+
+/** @param {number[]} gpus */
+function gpuWords(gpus) {
+  return gpus.length === 0 ? '' : `${gpus.length === 1 ? 'GPU' : 'GPUs'} ${ranges(gpus)}`;
 }
 
 /** @param {MachineSource[]} sources */
@@ -152,16 +158,20 @@ function Gpus({ machine }) {
     },
     Table({
       label: 'GPUs',
-      rows: machine.gpus,
-      keyOf: (gpu) => gpu.gpu,
+      rows: alike(machine.gpus, (gpu) => JSON.stringify([gpu.name, gpu.bus_id, gpu.slowed])),
+      keyOf: ([gpu]) => gpu.gpu,
       columns: [
-        { label: 'GPU', cell: (gpu) => String(gpu.gpu) },
-        { label: 'Model', title: (gpu) => gpu.uuid, cell: (gpu) => gpu.name || 'not reported' },
-        { label: 'PCI', cell: (gpu) => t.code(null, gpu.bus_id || 'not reported') },
+        { label: 'GPU', cell: (some) => ranges(some.map((gpu) => gpu.gpu)) },
+        {
+          label: 'Model',
+          title: ([gpu, ...more]) => (more.length > 0 ? '' : gpu.uuid),
+          cell: ([gpu]) => gpu.name || 'not reported',
+        },
+        { label: 'PCI', cell: ([gpu]) => t.code(null, gpu.bus_id || 'not reported') },
         {
           label: 'Slowed by',
           class: 'wide',
-          cell: (gpu) =>
+          cell: ([gpu]) =>
             Object.entries(gpu.slowed)
               .map(([reason, share]) => `${reason}: ${percent(share)} of the time`)
               .join('; ') || 'nothing seen',

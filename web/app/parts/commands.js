@@ -6,6 +6,7 @@ import { bytes, count, duration, plural, rankWords } from '../format.js';
 import { announce } from '../page.js';
 import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
+import { alike, requestKey } from './alike.js';
 import { Ago, Icon, Table } from './bits.js';
 import { readRanks } from './ranklist.js';
 
@@ -189,18 +190,27 @@ const WORD = {
 export function CommandList({ run, commands }) {
   return t.ul(
     { class: 'commands' },
-    commands.map((one) =>
+    alike(commands, requestKey).map(([one, ...earlier]) =>
       t.li(
         { key: one.id, class: 'asked' },
         t.div(
           { class: 'askedhead' },
           t.b(null, one.text),
-          t.span({ class: 'faint' }, 'asked by ', who(run, one), ', ', el(Ago, { ms: one.created_ms })),
+          t.span(
+            { class: 'faint' },
+            'asked by ',
+            who(run, one),
+            ', ',
+            el(Ago, { ms: one.created_ms }),
+            earlier.length > 0
+              ? [`; ${count(earlier.length + 1)} times since `, el(Ago, { ms: earlier[earlier.length - 1].created_ms })]
+              : null,
+          ),
           one.is_open ? t.span({ class: 'pill' }, 'open') : null,
         ),
         t.ul(
           { class: 'askedranks' },
-          foldRanks(one.ranks).map((group) => el(Outcome, { key: group[0].rank, run, command: one, group })),
+          alike(one.ranks, outcomeKey).map((group) => el(Outcome, { key: group[0].rank, run, command: one, group })),
         ),
       ),
     ),
@@ -213,16 +223,9 @@ function who(run, one) {
   return t.a({ href: runPath(run, 'findings', String(one.finding_id)) }, `finding ${one.finding_id}`);
 }
 
-/** Ranks to which the same happened are one line, unless each has something to show. Pure. @param {CommandRank[]} ranks */
-function foldRanks(ranks) {
-  /** @type {Map<string, CommandRank[]>} */
-  const groups = new Map();
-  for (const one of ranks) {
-    const own = one.trace || one.operators.length > 0 ? one.rank : '';
-    const key = `${one.state} ${one.reason} ${own}`;
-    groups.set(key, [...(groups.get(key) ?? []), one]);
-  }
-  return [...groups.values()];
+/** Ranks to which the same happened are one line, unless each has something to show. @param {CommandRank} one */
+function outcomeKey(one) {
+  return `${one.state} ${one.reason} ${one.trace || one.operators.length > 0 ? one.rank : ''}`;
 }
 
 /** @param {{run: string, command: CommandRow, group: CommandRank[]}} props */
