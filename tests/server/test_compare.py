@@ -390,6 +390,18 @@ def test_nodes_are_new_or_gone() -> None:
     assert drift.nodes_drift((), "ab") == ()
 
 
+def test_what_may_matter_most_comes_first() -> None:
+    rows = drift.facts_drift(
+        {"nccl.version": frozenset({"2.21.5"}), "cpu.model": frozenset({"a"})},
+        {"nccl.version": frozenset({"2.23.4"}), "cpu.model": frozenset({"b"})},
+    ).rows
+    found = drift.by_weight(*drift.nodes_drift("ab", "bc"), *rows)
+    weights = [("critical", "warning", "info").index(row.severity) for row in found]
+    assert weights == sorted(weights)
+    assert found[0].fact == "nccl.version"
+    assert [row.fact for row in found if row.kind == drift.NODE] == ["c", "a"]
+
+
 # --- the sentence ----------------------------------------------------------------------------
 
 

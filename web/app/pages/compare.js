@@ -2,8 +2,9 @@
 
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { kindWords, plural, sentence } from '../format.js';
+import { count, kindWords, plural, sentence } from '../format.js';
 import { setTitle } from '../page.js';
+import { alike } from '../parts/alike.js';
 import { CappedNote, Card, LeftOutNote, Problem, Severity, Skeleton, Table } from '../parts/bits.js';
 import { DifferenceTable, RateTable, Times } from '../parts/compared.js';
 import { Lazy } from '../parts/shell.js';
@@ -18,6 +19,7 @@ import { comparePath, runPath, withQuery } from '../url.js';
 const POLL_MS = 15_000; // of live runs: an answer reads many steps
 const OVER = new Set(['ended', 'failed']);
 const MOST_CHOICES = 8;
+const MOST_NAMES = 6;
 
 export function Page() {
   const path = comparePath(query.value);
@@ -151,20 +153,22 @@ function Drift({ data }) {
         )
       : Table({
           label: 'What differs',
-          rows: facts,
-          keyOf: (one) => `${one.kind} ${one.fact}`,
+          rows: alike(facts, (one) => (one.kind === 'node' ? `node ${one.after.length}` : `${one.kind} ${one.fact}`)),
+          keyOf: ([one]) => `${one.kind} ${one.fact}`,
           columns: [
-            { label: 'Weight', class: 'w-sev', cell: (one) => el(Severity, { severity: one.severity }) },
+            { label: 'Weight', class: 'w-sev', cell: ([one]) => el(Severity, { severity: one.severity }) },
             {
               label: 'What',
               class: 'wide',
-              cell: (one) => [
-                t.b(null, one.kind === 'node' ? one.fact : one.fact.replace(/^env\./, '')),
-                t.span({ class: 'faint' }, ` ${SIDE_WORDS[/** @type {'node'} */ (one.kind)] ?? one.kind}`),
+              cell: ([one, ...more]) => [
+                t.b(null, more.length > 0 ? plural(more.length + 1, 'node') : one.fact.replace(/^env\./, '')),
+                more.length > 0
+                  ? t.span({ class: 'faint' }, ` ${names([one, ...more].map(({ fact }) => fact))}`)
+                  : t.span({ class: 'faint' }, ` ${SIDE_WORDS[/** @type {'node'} */ (one.kind)] ?? one.kind}`),
               ],
             },
-            { label: `Before: ${data.before?.label}`, class: 'wide', cell: (one) => values(one.before, one.kind) },
-            { label: `After: ${data.after.label}`, class: 'wide', cell: (one) => values(one.after, one.kind) },
+            { label: `Before: ${data.before?.label}`, class: 'wide', cell: ([one]) => values(one.before, one.kind) },
+            { label: `After: ${data.after.label}`, class: 'wide', cell: ([one]) => values(one.after, one.kind) },
           ],
         }),
     el(CappedNote, { capped: data.facts_capped, noun: 'differences' }),
@@ -199,25 +203,49 @@ function Findings({ data }) {
       ? t.p({ class: 'note padded' }, 'No finding holds in the steps compared of either.')
       : Table({
           label: 'Findings of both',
-          rows: findings,
+          rows: alike(
+            findings,
+            (one) => `${one.kind} ${one.severity} ${one.before_id === null} ${one.after_id === null}`,
+          ),
+          keyOf: ([one]) => `${one.kind} ${one.before_id} ${one.after_id}`,
           columns: [
-            { label: 'Severity', class: 'w-sev', cell: (one) => el(Severity, { severity: one.severity }) },
+            { label: 'Severity', class: 'w-sev', cell: ([one]) => el(Severity, { severity: one.severity }) },
             {
               label: 'What',
               class: 'wide',
-              cell: (one) => [t.b(null, kindWords(one.kind)), ' ', t.span({ class: 'faint' }, one.what)],
+              cell: ([one, ...more]) => [
+                t.b(null, kindWords(one.kind)),
+                ' ',
+                t.span({ class: 'faint' }, one.what, more.length > 0 ? ` and ${count(more.length)} more` : ''),
+              ],
             },
-            { label: 'Before', class: 'nowrap', cell: (one) => found(one.before_run, one.before_id) },
-            { label: 'After', class: 'nowrap', cell: (one) => found(one.after_run, one.after_id) },
+            {
+              label: 'Before',
+              class: 'nowrap',
+              cell: (some) => found(some.map((one) => [one.before_run, one.before_id])),
+            },
+            {
+              label: 'After',
+              class: 'nowrap',
+              cell: (some) => found(some.map((one) => [one.after_run, one.after_id])),
+            },
           ],
         }),
     el(CappedNote, { capped: data.findings_capped, noun: 'findings' }),
   );
 }
 
-/** @param {string} run @param {number | null} id */
-function found(run, id) {
-  return id === null
-    ? t.span({ class: 'faint' }, 'none')
-    : t.a({ href: runPath(run, 'findings', String(id)) }, `finding ${id}`);
+/** The first of some findings of one side; the others are on its page of findings. @param {[string, number | null][]} some */
+function found([[run, id], ...more]) {
+  if (id === null) return t.span({ class: 'faint' }, 'none');
+  return [
+    t.a({ href: runPath(run, 'findings', String(id)) }, `finding ${id}`),
+    more.length > 0 ? [', ', t.a({ href: runPath(run, 'findings') }, `${count(more.length)} more`)] : null,
+  ];
+}
+
+/** @param {string[]} list */
+function names(list) {
+  const shown = list.slice(0, MOST_NAMES).join(', ');
+  return list.length > MOST_NAMES ? `${shown} and ${count(list.length - MOST_NAMES)} more` : shown;
 }

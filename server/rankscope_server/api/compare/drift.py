@@ -71,6 +71,11 @@ def facts_drift(before: Facts, after: Facts) -> Drifts:
     return Drifts(tuple(rows), tuple(unknown), common)
 
 
+def by_weight(*drifts: Drift) -> tuple[Drift, ...]:
+    """Return what may matter most first; what weighs the same stays in its order."""
+    return tuple(sorted(drifts, key=lambda one: _ORDER[one.severity]))
+
+
 def _values(fact: str, facts: Facts) -> frozenset[str]:
     sent = facts.get(fact, frozenset())
     if not is_variable(fact):

@@ -69,7 +69,7 @@ def compared(before: Side, after: Side) -> Comparison:
     changes = {name: change_of(*pair, least) for name, pair in windows.items()}
     labels = _labels(before, after)
     facts = drifting.facts_drift(before.facts, after.facts)
-    around = (
+    around = drifting.by_weight(
         *drifting.nodes_drift(before.hosts, after.hosts),
         *drifting.command_drift(command_of(before), command_of(after)),
         *facts.rows,
