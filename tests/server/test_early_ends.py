@@ -67,6 +67,20 @@ def test_an_end_stays_when_what_was_before_it_comes(sender: Sender) -> None:
     assert len(end_lines(sender)) == 1
 
 
+def test_the_step_that_never_came_is_not_counted_when_what_was_before_the_end_comes(
+    sender: Sender,
+) -> None:
+    vitals = Sender(sender.client, sender.run_id, "node-a-vitals")
+    vitals.send(ended(61, "clean"))
+    sender.send(registered(0), state(1, 2))
+    sender.send(state(30, 20))
+    sender.send(state(60, 41))
+    sender.send(ended(61, "clean"))
+    run = sender.get("")
+    assert rank(sender)["step"] == run["run"]["step"] == 40
+    assert [attempt["step_hi"] for attempt in run["attempts"]] == [40]
+
+
 def test_a_rank_that_came_up_again_runs(sender: Sender) -> None:
     sender.send(registered(0), ended(10))
     sender.send(registered(12, pid=8))

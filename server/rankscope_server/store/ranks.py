@@ -95,24 +95,28 @@ class RankRows:
         row["last_seen_ns"] = max(row["last_seen_ns"] or 0, time_ns)
         row["first_seen_ns"] = min(row["first_seen_ns"] or time_ns, time_ns)
         row["received_ns"] = self._now_ns
-        row["step"] = max(row["step"], step)
         row["host"] = row["host"] or host
-        self.step = max(self.step, step)
-        attempted = self.attempts.setdefault(attempt, Seen())
-        attempted.times.append(time_ns)
-        if step:
-            attempted.steps.append(step)
+        self.attempts.setdefault(attempt, Seen()).times.append(time_ns)
+        self._reached(row, step)
 
     def seen_in(self, attempt: int, span: RankSpan, host: str) -> None:
         """Note what a chunk shows of a rank."""
         self.seen(attempt, span.rank, span.time_lo_ns, span.step_lo, host)
-        row, attempted = self._rows[attempt, span.rank], self.attempts[attempt]
+        row = self._rows[attempt, span.rank]
         row["last_seen_ns"] = max(row["last_seen_ns"], span.time_hi_ns)
-        row["step"] = max(row["step"], span.step_hi)
-        self.step = max(self.step, span.step_hi)
-        attempted.times.append(span.time_hi_ns)
-        if span.step_hi:
-            attempted.steps.append(span.step_hi)
+        self.attempts[attempt].times.append(span.time_hi_ns)
+        self._reached(row, span.step_hi)
+
+    def _reached(self, row: dict[str, Any], step: int) -> None:
+        """Note that a rank was in a step, unless it is the one that never came after its end.
+
+        An end may come past what waited before it, of which a part is in that step.
+        """
+        if not step or (row["end_reason"] == "clean" and 0 < row["step"] == step - 1):
+            return
+        row["step"] = max(row["step"], step)
+        self.step = max(self.step, step)
+        self.attempts.setdefault(row["attempt"], Seen()).steps.append(step)
 
     def attempt_seen(self, attempt: int, time_ns: int) -> None:
         """Note a record that belongs to no rank."""
@@ -160,6 +164,8 @@ class RankRows:
         if record.reason == "clean" and row["step"] == record.last_step + 1:
             row["step"] = record.last_step  # the step that would have come next never did
             self.clean_step = max(self.clean_step, record.last_step)
+        elif record.reason == "clean":
+            self._reached(row, record.last_step)
         return True
 
     def is_on_device(self, attempt: int, rank: int) -> bool:
