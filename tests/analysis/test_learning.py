@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
 from rankscope.wire import schema
@@ -183,6 +184,75 @@ def test_where_warm_up_is_there_or_not_known_nothing_is_advised(
     assert not found(records)
 
 
+def used(
+    classes: str = "AdamW Adam Optimizer object", given: str = "0.001", replicas: str = "4",
+    attempt: int = 0, ranks: int = RANKS,
+) -> list[schema.AnyRecord]:  # fmt: skip
+    fields = {"classes": classes, "given": given, "replicas": replicas}
+    return [
+        schema.Event(attempt=attempt, rank=rank, time_ns=START_NS, name="optimizer", fields=fields)
+        for rank in range(ranks)
+    ]
+
+
+def registered(rank: int) -> schema.AnyRecord:
+    return schema.RankRegistered(
+        attempt=0, rank=rank, time_ns=START_NS, world_size=4, local_rank=rank, local_world_size=4,
+        node_rank=0, host="node-a", pid=7 + rank,
+    )  # fmt: skip
+
+
+def test_a_rate_times_the_ranks_is_advised_against_for_adam() -> None:
+    (finding,) = found([*rated(lambda step: 4e-3, samples=8.0), *used()])
+    assert (finding.kind, finding.severity) == ("linear_scaling", "info")
+    assert "4 times, and AdamW is no SGD" in finding.what
+    assert "gives a rate of 0.001, and the optimizer takes 0.004" in finding.why
+    assert "Try 0.002" in finding.next
+
+
+def test_so_is_one_by_the_batch_over_a_usual_one() -> None:
+    warm = [*rated(lambda step: min(1.0, step / 20) * 2e-3), *used("FusedAdam Optimizer")]
+    (finding,) = found(warm)
+    assert (finding.kind, finding.severity) == ("linear_scaling", "info")
+    assert "as much as 512 samples are in its batch of 1,024" in finding.why
+
+
+def test_so_is_one_that_grew_with_the_batch_from_one_attempt_to_the_next() -> None:
+    state = RunState("run")
+    for attempt, ranks, rate in ((0, 2, 1e-3), (1, 4, 2e-3)):
+        shown = [*rated(lambda step, rate=rate: rate, samples=8.0),
+                 *used(given="", replicas=str(ranks))]  # fmt: skip
+        for record in (*map(registered, range(ranks)), *shown):
+            if record.rank < ranks:
+                state.apply_record(msgspec.structs.replace(record, attempt=attempt))
+    look = state.look(START_NS + 10**12)
+    (finding,) = (one for one in look.findings if one.kind == "linear_scaling")
+    assert finding.attempt == 1
+    assert "0.001 for 16 samples of a step in attempt 0, 0.002 for 32 now" in finding.why
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [*rated(lambda step: 4e-3, samples=8.0), *used("SGD Optimizer object")],
+        [*rated(lambda step: 1e-3, samples=8.0), *used()],
+        [*rated(lambda step: 2e-3, samples=8.0), *used()],  # by the root
+        [*rated(lambda step: 3e-3, samples=8.0), *used()],
+        [*rated(lambda step: 4e-3, samples=8.0), *used(given="")],
+        [*rated(lambda step: 4e-3, samples=8.0), *used(ranks=2), *used(given="0.002")[2:]],
+        [*rated(lambda step: step * 4e-3 / 60, samples=8.0), *used()],  # it still rises
+        [*rated(lambda step: 4e-3, samples=8.0), *used(given="nan")],
+        [*rated(lambda step: 4e-3, samples=8.0), *used(given="x")],
+        [*rated(lambda step: 4e-3, samples=8.0), *used(replicas="-4", given="-1e-3")],
+        rated(lambda step: 4e-3, samples=8.0),
+    ],
+    ids=["SGD", "not scaled", "root", "another factor", "not given", "ranks differ", "rises",
+         "nan", "no number", "negative", "no optimizer"],
+)  # fmt: skip
+def test_other_rates_are_not(records: list[schema.AnyRecord]) -> None:
+    assert not found(records)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_field_is_taken(seed: int) -> None:
     chance = random.Random(seed)
@@ -192,6 +262,12 @@ def test_any_field_is_taken(seed: int) -> None:
             attempt=0, rank=chance.randrange(-1, 4), time_ns=START_NS + step, name="loss scale",
             fields={name: chance.choice(words)
                     for name in ("passes", "local", "factors", "reduction")},
+        ) for step in range(40)
+    ]  # fmt: skip
+    events += [
+        schema.Event(
+            attempt=0, rank=chance.randrange(-1, 4), time_ns=START_NS + step, name="optimizer",
+            fields={name: chance.choice(words) for name in ("classes", "given", "replicas")},
         ) for step in range(40)
     ]  # fmt: skip
     assert {one.kind for one in found([*metrics(), *events])} <= {"accumulation"}

@@ -288,6 +288,7 @@ const KINDS = {
   nothing_learnt: 'Nothing is learnt',
   accumulation: 'Accumulated gradients are scaled wrongly',
   no_warm_up: 'No warm-up at a large batch',
+  linear_scaling: 'Rate scaled in proportion to the batch, with Adam',
   corruption: 'One rank computes other numbers',
   corrupt_batch: 'One odd batch',
   same_samples: 'All ranks train on the same samples',

@@ -199,6 +199,25 @@ def own_command() -> list[str]:
     return sys.orig_argv
 
 
+# last parts of the names of options that hold a learning rate
+_RATES = frozenset({
+    "lr", "learning_rate", "learningrate", "base_lr", "blr", "init_lr", "initial_lr", "max_lr",
+    "peak_lr", "base_learning_rate", "max_learning_rate",
+})  # fmt: skip
+
+
+def given_rate(argv: Sequence[str]) -> float | None:
+    """Return the learning rate that a command line gives; None for none, or for several."""
+    found: set[float] = set()
+    for word, following in zip(argv, (*argv[1:], ""), strict=True):
+        name, has_value, value = word.partition("=")
+        is_rate = name.lstrip("-+~").replace("-", "_").lower().rpartition(".")[2] in _RATES
+        if is_rate and (has_value or word.startswith("-")):
+            with contextlib.suppress(ValueError):
+                found.add(float(value if has_value else following))
+    return found.pop() if len(found) == 1 else None
+
+
 _OPTION = re.compile(r"[-+~]*[\w.-]+$")  # or a variable, or what Hydra overrides
 
 

@@ -26,6 +26,7 @@ PRINTED_LOSS = "printed_loss"
 GPU_SECONDS: dict[str, str] = {phase: f"gpu_{phase}_seconds" for phase in PHASES}
 # one of these at least where all waits of a step were seen; a phase without had none
 GPU_WAIT_SECONDS: dict[str, str] = {phase: f"gpu_{phase}_wait_seconds" for phase in PHASES}
+_BATCHES = "data loader, else the calls of the model under DDP"
 METRICS: tuple[Metric, ...] = (
     Metric("loss", "", "Mean of the values on which `backward()` was called in the step, "
            "before a gradient scaler.", "backward pass"),
@@ -40,11 +41,11 @@ METRICS: tuple[Metric, ...] = (
            "generator and its critic do: backward passes ran between the steps of two optimizers.",
            "backward pass, optimizer"),
     Metric("learning_rate", "", "Of the first parameter group.", "optimizer"),
-    Metric("samples", "", "Samples in this rank's batches of the step.", "data loader"),
+    Metric("samples", "", "Samples in this rank's batches of the step.", _BATCHES),
     Metric("tokens", "", "Elements of `input_ids`, or of the first integer matrix of each batch.",
-           "data loader"),
-    Metric("samples_per_second", "1/s", "Of this rank.", "data loader"),
-    Metric("tokens_per_second", "1/s", "Of this rank.", "data loader"),
+           _BATCHES),
+    Metric("samples_per_second", "1/s", "Of this rank.", _BATCHES),
+    Metric("tokens_per_second", "1/s", "Of this rank.", _BATCHES),
     Metric("gradient_norm", "", "L2 norm of the reduced gradients before clipping, of this rank's "
            "shard where they are sharded.", "clip_grad_norm_, else sampled before the optimizer"),
     Metric("gradient_nonfinite", "0 or 1", "The norm of the reduced gradients is NaN or infinite.",

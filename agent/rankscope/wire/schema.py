@@ -92,9 +92,11 @@ REGROUPED = "regrouped"  # an event of each member: the ranks that train on, aft
 THINNING_CHANGED = "thinning_changed"  # an event: from when on which steps are recorded whole
 DATA_LOADER = "data loader"  # an event: how a rank loads its data
 LOSS_SCALE = "loss scale"  # an event: by what the loss of each pass of a step is divided
+OPTIMIZER_USED = "optimizer"  # an event: what the optimizer is, and which rate the command gives
 # Events that hold until the next one of their kind: an analysis that begins anew needs them all.
 LASTING_EVENTS = frozenset({
     COMMAND_ENDED, RECORDING, REGROUPED, THINNING_CHANGED, DATA_LOADER, LOSS_SCALE,
+    OPTIMIZER_USED,
 })  # fmt: skip
 
 ChunkKind: TypeAlias = Literal[

@@ -169,6 +169,8 @@ KINDS: tuple[Kind, ...] = (  # in the order of the detectors
          "all", _WARNING),
     Kind("no_warm_up", "No warm-up at a large batch", ("learning",),
          "the first step of a large batch takes the whole learning rate", _INFO),
+    Kind("linear_scaling", "Rate scaled in proportion to the batch, with Adam", ("learning",),
+         "the learning rate of an optimizer of Adam's kind grew as much as the batch did", _INFO),
     Kind("corruption", "One rank computes other numbers", ("outliers",),
          "this rank's loss or gradient is unlike the others' again and again", _WARNING,
          family="numerics", confirmed_by=("replicas", "gpu-events", "gpu-health")),

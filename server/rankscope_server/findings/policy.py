@@ -353,6 +353,11 @@ class Policy:
     # chosen, not derived: it is advice.
     warm_up_batch: int = 1024
     warm_up_values: int = 10
+    # A rate that grew by less was perhaps tuned.
+    scaled_times: float = 1.5
+    # Batches that published rates are for: Goyal et al. 2017 (arXiv 1706.02677), and Touvron et al.
+    # 2020 (DeiT, arXiv 2012.12877).
+    usual_batches: tuple[int, ...] = (256, 512)
     # Steps that a rank is behind which leaves updates out: one unfinished step may accumulate
     # gradients over some backward passes.
     skipped_update_steps: int = 10

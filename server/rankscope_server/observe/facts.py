@@ -11,6 +11,8 @@ from rankscope.wire.schema import (
     DATA_LOADER,
     IMPORTED,
     LOSS_SCALE,
+    MAX_RANK,
+    OPTIMIZER_USED,
     RECORDING,
     REGROUPED,
     THINNING_CHANGED,
@@ -35,6 +37,7 @@ SLOWDOWN_FIELDS = ("slowdown", "step_ms", "ideal_ms")
 _MAX_SAVES = 4096
 _MAX_LOADERS = 16
 _MAX_PASSES = 1 << 20
+_MAX_CLASSES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,16 @@ class LossScale:
     reduction: str  # of the loss before that: "mean", "sum", or empty where not known
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class UsedOptimizer:
+    """The optimizer of a rank, and what its learning rate can be compared with."""
+
+    time_ns: int
+    classes: tuple[str, ...]  # its own one and those above it
+    given_rate: float  # by the command line, 0 where it gives none
+    replicas: int  # that share the batch, 0 where not known
+
+
 @dataclass(slots=True)
 class Facts:
     """Tables that do not depend on the order in which records come, or on doubled ones."""
@@ -82,6 +95,7 @@ class Facts:
     thinning: dict[int, Thinning] = field(default_factory=dict)  # the newest word of each rank
     loaders: dict[int, set[tuple[tuple[str, str], ...]]] = field(default_factory=dict)
     loss_scales: dict[int, LossScale] = field(default_factory=dict)  # the newest of each rank
+    optimizers: dict[int, UsedOptimizer] = field(default_factory=dict)  # the newest of each rank
     passes: DataPasses = field(default_factory=DataPasses)
     saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
     script_steps: ScriptSteps = field(default_factory=ScriptSteps)
@@ -105,6 +119,8 @@ class Facts:
             self.passes.take(record)
         elif isinstance(record, Event) and record.name == LOSS_SCALE:
             self._take_loss_scale(record)
+        elif isinstance(record, Event) and record.name == OPTIMIZER_USED:
+            self._take_optimizer(record)
         elif isinstance(record, Event) and record.name == REGROUPED:
             self.regroups.take(record)
         elif isinstance(record, Event):
@@ -162,6 +178,19 @@ class Facts:
         found = LossScale(event.time_ns, event.step, passes, local, factors, reduction)
         known = self.loss_scales.get(event.rank)
         self.loss_scales[event.rank] = found if known is None else max(found, known)
+
+    def _take_optimizer(self, event: Event) -> None:
+        said = event.fields
+        try:
+            given, replicas = float(said.get("given") or 0), int(said.get("replicas") or 0)
+        except ValueError:
+            return
+        if not (0 <= given < math.inf and 0 <= replicas <= MAX_RANK):
+            return
+        classes = tuple(said.get("classes", "").split()[:_MAX_CLASSES])
+        found = UsedOptimizer(event.time_ns, classes, given, replicas)
+        known = self.optimizers.get(event.rank)
+        self.optimizers[event.rank] = found if known is None else max(found, known)
 
     def _take_recording(self, fields: Mapping[str, str]) -> None:
         self.lacks_dates |= fields.get("dates") == "none"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import rankscope
@@ -58,6 +61,32 @@ def test_samples_of_a_loader_that_fetches_one_batch_early(watching: Watching) ->
             optimizer.step()
             optimizer.zero_grad()
     assert [one["samples"] for one in numbers(watching).values()] == [8] * len(watching.steps)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_samples_and_tokens_of_a_model_under_ddp_without_a_loader(
+    watching: Watching, alone: None
+) -> None:
+    model = DistributedDataParallel(torch.nn.Embedding(9, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        for _ in range(2):
+            with torch.no_grad():
+                model(torch.zeros(50, 7, dtype=torch.long))
+            model(torch.zeros(4, 7, dtype=torch.long)).square().mean().backward()
+        optimizer.step()
+    seen = numbers(watching)
+    assert [(one["samples"], one["tokens"]) for one in seen.values()] == [(8, 56)] * 3
+    (used,) = (one for one in watching.of(schema.Event) if one.name == "optimizer")
+    assert used.fields["classes"].split() == ["SGD", "Optimizer", "object"]
+    assert used.fields["replicas"] == "1"
 
 
 def test_loss_of_microbatches_is_their_mean(watching: Watching) -> None:

@@ -180,3 +180,22 @@ def test_text_that_is_no_utf_8_is_recorded(watching: Watching) -> None:
     (line,), (error,) = watching.of(schema.LogLine), watching.of(schema.ErrorRaised)
     assert (line.message, line.fields) == ("?.bin", {"?.bin": "?.bin"})
     assert (error.message, error.traceback) == ("?.bin", "?.bin")
+
+
+@pytest.mark.parametrize(
+    ("command", "rate"),
+    [
+        ("train.py --lr 1e-3 --epochs 3", 1e-3),
+        ("train.py --learning-rate=0.5 --min-lr 0.1 --lr-decay 0.9", 0.5),
+        ("train.py optimizer.lr=3e-4 --lr-decay 2", 3e-4),
+        ("train.py --optim.base_lr 2", 2.0),
+        ("train.py --lr 1e-3 --max-lr 1e-3", 1e-3),
+        ("train.py --lr 1e-3 --max-lr 2e-3", None),
+        ("train.py --lr", None),
+        ("train.py --lr auto", None),
+        ("train.py lr 3", None),
+        ("train.py --color 3", None),
+    ],
+)
+def test_the_rate_that_a_command_line_gives(command: str, rate: float | None) -> None:
+    assert environment.given_rate(command.split()) == rate

@@ -111,6 +111,7 @@ PICTURES: dict[str, tuple[Source, ...]] = {
         Source(loss_scale, "by what the loss is divided is not stored", "events"), _numbers(LOSS),
     ),
     "no_warm_up": (_numbers(LEARNING_RATE, LOSS),),
+    "linear_scaling": (_numbers(LEARNING_RATE, LOSS),),
     "corruption": (_numbers(LOCAL_NORM, LOSS),),
     "corrupt_batch": (_numbers(LOSS, LOCAL_NORM),),
     "same_samples": (_PASSES, _numbers(LOCAL_NORM, LOSS)),

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankscope_server.diagnose.numerics.rates import linear_scaling, no_warm_up, over_ranks
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
-from rankscope_server.findings.statistics import Array
 from rankscope_server.observe.facts import LossScale
 
 _NEAR = 1e-3  # of a factor, which is written with six digits
@@ -22,15 +22,17 @@ class Learning:
     name: ClassVar[str] = "learning"
     finds: ClassVar[str] = (
         "Steps from which nothing is learnt; losses of accumulated passes that are divided twice "
-        "or not at all; a large batch without warm-up"
+        "or not at all; a large batch without warm-up; a rate that was scaled in proportion to the "
+        "batch for Adam"
     )
     needs: ClassVar[str] = (
         "five gradient norms or 20 losses; for accumulation graphs that the script has no hooks "
-        "on; for warm-up the rate of the first steps and replicas"
+        "on; for warm-up the rate of the first steps and replicas; for the rule of scaling a rate "
+        "on the command line, or an earlier attempt with another batch"
     )
     silent: ClassVar[str] = (
         "one value is another; networks that train in turn; losses that are sums, or whose "
-        "division does not show"
+        "division does not show; a rate that still rises"
     )
 
     def look(self, window: Window) -> DetectorResult:
@@ -41,7 +43,10 @@ class Learning:
                 self, "no loss or gradient norm was recorded",
                 "train with backward() or call rankscope.log_metrics(step, loss=...)",
             )  # fmt: skip
-        found = [*_nothing_learnt(window), *_accumulation(window), *_no_warm_up(window)]
+        found = [
+            *_nothing_learnt(window), *_accumulation(window), *no_warm_up(window),
+            *linear_scaling(window),
+        ]  # fmt: skip
         checked = () if found else ("gradients: not exactly 0; loss: not always the same",)
         return ran(self, found, checked)
 
@@ -87,7 +92,7 @@ def zero_norm_since(window: Window) -> int | None:
     """Return the step since which the norm of the gradients is 0 on all ranks; None: it is not."""
     numbers, policy = window.facts.numbers, window.policy
     steps = numbers.steps("gradient_norm")
-    largest = _over_ranks(numbers.matrix("gradient_norm", steps), np.fmax)
+    largest = over_ranks(numbers.matrix("gradient_norm", steps), np.fmax)
     other = np.flatnonzero(largest != 0)
     first = int(other[-1]) + 1 if len(other) else 0
     zero = steps[first:]
@@ -114,11 +119,6 @@ def _is_zero_loss(window: Window, since: int) -> bool:
     steps = [step for step in numbers.steps("loss") if step >= since]
     values = numbers.matrix("loss", steps)
     return bool(steps) and not np.nansum(np.abs(values))
-
-
-def _over_ranks(values: Array, reduce: np.ufunc) -> Array:
-    found: Array = reduce.reduce(values, axis=0, initial=np.nan)
-    return found
 
 
 def _accumulation(window: Window) -> Iterator[Finding]:
@@ -173,44 +173,3 @@ def _divided(scale: LossScale) -> int | None:
         return 2
     is_plain = abs(product - 1) < _NEAR and scale.local == passes - 1
     return 0 if is_plain else None
-
-
-def _no_warm_up(window: Window) -> Iterator[Finding]:
-    numbers, policy = window.facts.numbers, window.policy
-    first = numbers.head("learning_rate")
-    if len(first) < policy.warm_up_values or first[0] > 2:
-        return
-    steps = sorted({*first, *numbers.steps("learning_rate")})
-    rates = _over_ranks(numbers.matrix("learning_rate", steps), np.fmax)
-    batch = global_batch(window)
-    if batch < policy.warm_up_batch or not rates[0] >= (1 - _NEAR) * np.nanmax(rates) > 0:
-        return
-    yield window.finding(
-        "no_warm_up",
-        "warm-up",
-        onset_step=first[0],
-        what=f"No warm-up: the first step of a batch of {batch:,} samples takes the whole learning "
-        f"rate, {rates[0]:.3g}",
-        why="The first gradients are the largest, and Adam has not seen enough of them to scale "
-        "them; a loss that jumps or a run that learns less may follow",
-        next="Let the rate rise over the first few hundred steps, as `torch.optim.lr_scheduler."
-        "LinearLR` before the schedule does; of Adam scale it by the root of the batch, not by it",
-        confidence=(0.5, "advice: what this run loses by it is not known"),
-        evidence=(f"The rate of the first {len(first)} recorded steps is never above the first",),
-        disproof="A run with warm-up reaches no better loss",
-    )  # fmt: skip
-
-
-def global_batch(window: Window) -> int:
-    """Return the samples of a step over all replicas, 0 where it is not known."""
-    sizes = {
-        one.group_size
-        for numbers in window.facts.passes.by_loader.values()
-        for ranks in numbers.values()
-        for one in ranks.values()
-    }
-    numbers = window.facts.numbers
-    steps = numbers.steps("samples")
-    if len(sizes) != 1 or not steps:
-        return 0
-    return int(sizes.pop() * np.nanmedian(numbers.matrix("samples", steps[-64:])))

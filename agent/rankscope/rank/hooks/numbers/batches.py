@@ -1,4 +1,8 @@
-"""Samples and tokens of a step, from the shapes of the batches that were learnt from."""
+"""Samples and tokens of a step, from the shapes of the batches that were learnt from.
+
+They are those of a data loader, or, in a script that draws its batches without one, what the
+model under DDP is called with.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from rankscope.rank.context import Context
+from rankscope.rank.guard import guarded
 from rankscope.rank.steps import EndedStep
 from rankscope.wire import formulas
 
@@ -21,27 +26,45 @@ class Batches:
     needs: ClassVar[str] = "torch.utils.data.dataloader"
 
     def install(self, context: Context) -> str:
-        """Listen to data loaders: a batch counts once a backward pass follows it."""
+        """Listen to data loaders and DDP: a batch counts once a backward pass follows it."""
         import torch
+        from torch.nn.parallel import DistributedDataParallel
 
         self._is_grad_enabled = torch.is_grad_enabled
         self._context = context
         self._latest: tuple[int, int] | None = None  # samples and tokens of the last batch
         self._ahead: tuple[int, int] | None = None  # of one before it: a loader may fetch one early
+        self._has_loader = False
+        self._called: tuple[int, int] | None = None  # of what the model was last called with
         self._samples = self._tokens = 0
         self._of_step = 0  # what these two are of
         context.listen("batch", self._batch)
         context.listen("backward", self._backward)
         context.listen("step", self._step, sampled=True)
-        return "shapes of the batches of data loaders"
+        original: Any = DistributedDataParallel._pre_forward
+        is_compiling, call = torch.compiler.is_compiling, guarded(self._call)
+
+        def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+            if not is_compiling():
+                call(inputs, kwargs)
+            return original(self, *inputs, **kwargs)
+
+        context.patch(DistributedDataParallel, "_pre_forward", _pre_forward)
+        return "shapes of the batches of data loaders, else of what DDP is called with"
+
+    def _call(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not self._has_loader and self._context.clock.is_ours() and self._is_grad_enabled():
+            self._called = size_of(inputs) or size_of(kwargs)
 
     def _batch(self, item: Any) -> None:
+        self._has_loader = True
         # a batch that nothing is to be learnt from, as of an evaluation, was not fetched early
         self._ahead = (self._latest or self._ahead) if self._is_grad_enabled() else None
         self._latest = size_of(item)
 
     def _backward(self, roots: Any) -> None:
-        size = self._latest or self._ahead
+        size = self._latest or self._ahead or self._called
+        self._called = None
         if size is not None:
             if self._of_step != self._context.clock.step:
                 self._of_step = self._context.clock.step

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from rankscope.process import environment
 from rankscope.rank.context import Context
 from rankscope.rank.hooks.numbers.layers import layers_of, num_weights
 from rankscope.rank.steps import EndedStep
+from rankscope.wire.schema import OPTIMIZER_USED
+
+_MAX_CLASSES = 8
 
 
 class LearningRate:
-    """The learning rate of the first parameter group of the step's first optimizer."""
+    """The learning rate of the first parameter group of the step's first optimizer, and its class.
+
+    With the class goes what a rate is compared with: the one that the command line gives, and how
+    many replicas share the batch.
+    """
 
     name: ClassVar[str] = "learning-rate"
     needs: ClassVar[str] = "torch.optim.optimizer"
@@ -19,6 +27,7 @@ class LearningRate:
         """Listen to optimizers."""
         self._context = context
         self._step = 0  # the last one whose rate was taken
+        self._is_described = False
         context.listen("optimizer", self._optimizer, sampled=True)
         return "param_groups of the optimizer"
 
@@ -27,11 +36,25 @@ class LearningRate:
         if not self._context.metrics.due or step == self._step:
             return
         self._step = step
+        self._describe(optimizer)
         rate = optimizer.param_groups[0].get("lr")
         if isinstance(rate, int | float):
             self._context.metrics.put("learning_rate", float(rate))
         elif rate is not None and rate.numel() == 1:
             self._context.metrics.put_tensor("learning_rate", rate.detach().reshape(()))
+
+    def _describe(self, optimizer: Any) -> None:
+        """Record what the optimizer is, once, if the step has no other."""
+        if self._is_described or len(self._context.cycle.optimizers()) > 1:
+            return
+        self._is_described = True
+        given = environment.given_rate(environment.own_command())
+        sizes = {model.process_group.size() for model in self._context.replicated}
+        self._context.event(OPTIMIZER_USED, {
+            "classes": " ".join(one.__name__ for one in type(optimizer).__mro__[:_MAX_CLASSES]),
+            "given": "" if given is None else repr(given),
+            "replicas": str(sizes.pop()) if len(sizes) == 1 else "",
+        })  # fmt: skip
 
 
 class ModelSize:
