@@ -26,18 +26,25 @@ def name_lines(who: str) -> None:
 class Report:
     """Counts tokens and time between log lines, and passes on what was measured."""
 
-    def __init__(self, *, log_every: int, tokens_per_step: int, losses: str) -> None:
-        """Open the file of losses, if this rank is to write one."""
+    def __init__(
+        self, *, log_every: int, tokens_per_step: int, losses: str, is_for_job: bool = False
+    ) -> None:
+        """Open the file of losses, if this rank is to write one.
+
+        One rank is `is_for_job`: it reports what is of the job and not of a rank.
+        """
         self._log_every = log_every
         self._losses: TextIO | None = None
         self._attempt: dict[str, int] = {}
         self._steps = 0
         self._since = time.perf_counter()
-        self.regrouped(tokens_per_step, losses)
+        self.regrouped(tokens_per_step, losses, is_for_job=is_for_job)
 
-    def regrouped(self, tokens_per_step: int, losses: str) -> None:
+    def regrouped(self, tokens_per_step: int, losses: str, *, is_for_job: bool = False) -> None:
         """Report for another group from now on, of which this rank may be the one that writes."""
         self._tokens_per_step = tokens_per_step
+        self._is_for_job = is_for_job
+        self._ended: float | None = None  # when the step before did
         self.close()
         self._losses = None
         if losses:
@@ -51,6 +58,10 @@ class Report:
             "learning_rate": learning_rate,
             **measured,
         }
+        now = time.perf_counter()
+        if self._is_for_job and self._ended is not None:
+            metrics["job_tokens_per_second"] = self._tokens_per_step / (now - self._ended)
+        self._ended = now
         if loss is not None:
             metrics["loss"] = loss
         if _log_metrics is not None:

@@ -103,6 +103,7 @@ class Trainer:
             log_every=settings.log_every,
             tokens_per_step=self._tokens_per_step(),
             losses=settings.losses if self.strategy.writes_losses else "",
+            is_for_job=self.strategy.writes_losses,
         )
         self.times = StepTimes(settings.step_times, rank=world.rank, restarts=world.restarts)
         self.checkpoints = build_checkpoints(settings, world, self.strategy)

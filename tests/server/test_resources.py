@@ -240,6 +240,26 @@ def test_counters_are_rates_and_the_job_is_a_sum(client: TestClient) -> None:
     assert found["tokens_per_second"]["low"][10] == 1_000
 
 
+def test_a_rate_that_the_script_gives_of_the_job_is_drawn_in_place_of_the_sum(
+    client: TestClient,
+) -> None:
+    sender = Sender(client, "shared", "node-a")
+    for second, one in itertools.product(range(9), range(4)):
+        values = {"tokens_per_second": 100.0} | (
+            {"job_tokens_per_second": 90.0} if one == 3 else {}
+        )
+        sender.send(
+            schema.Metrics(
+                attempt=0, rank=one, time_ns=NOW + second * S, step=second + 1, values=values
+            )
+        )
+    found = charts(ask(client, "shared"))
+    assert set(found) == {"job_tokens_given", "tokens_per_second"}
+    given = found["job_tokens_given"]
+    assert (given["title"], given["median"][4]) == ("Tokens/s of the job", 90.0)
+    assert given["scope_text"] == "of the job, as rank 3 reports it"
+
+
 def test_ranks_are_pinned_and_time_is_chosen(client: TestClient) -> None:
     begin, end = NOW / 1e6 + 20_000, NOW / 1e6 + 29_000
     answer = ask(client, ranks="12,3", from_ms=begin, to_ms=end, width=5)

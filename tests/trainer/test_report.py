@@ -35,6 +35,21 @@ def test_each_step_is_reported_to_the_agent(
     ]
 
 
+def test_one_rank_reports_how_many_tokens_the_job_takes_a_second(
+    reported: list[tuple[int, dict[str, float]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 1.0, 3.0, 7.0, 9.0])
+    monkeypatch.setattr(report.time, "perf_counter", lambda: next(times))
+    reporter = Report(log_every=10, tokens_per_step=64, losses="", is_for_job=True)
+    reporter.step(1, None, 0.125)
+    reporter.step(2, None, 0.125)
+    reporter.regrouped(128, "", is_for_job=True)
+    reporter.step(3, None, 0.125)
+    reporter.step(4, None, 0.125)
+    rates = [values.get("job_tokens_per_second") for _, values in reported]
+    assert rates == [None, 32.0, None, 64.0]
+
+
 def test_it_works_without_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "_log_metrics", None)
     reporter = Report(log_every=1, tokens_per_step=64, losses="")

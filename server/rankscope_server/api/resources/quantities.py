@@ -63,6 +63,8 @@ QUANTITIES: tuple[Quantity, ...] = (
              ("gradient_norm_local",), "", "apart", "each rank's own gradients, sampled"),
     Quantity("learning_rate", "Learning rate", "training", "rank", "metric", ("learning_rate",), "",
              "apart", "the optimizer's first parameter group"),
+    Quantity("job_tokens_given", "Tokens/s of the job", "training", "job", "metric",
+             ("job_tokens_per_second",), "tokens/s", "low", "what the script gives of whole steps"),
     Quantity("job_tokens", "Tokens/s, sum over ranks", "training", "job", "metric",
              ("tokens_per_second",), "tokens/s", "low", "ranks that share a batch count it each",
              is_sum=True),

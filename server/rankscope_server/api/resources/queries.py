@@ -39,7 +39,10 @@ USUAL_NS = 15 * 60 * 10**9  # the time that is shown where none is asked for: th
 MAX_OWN = 6  # numbers of the script's own
 MAX_ASKED, MAX_NAMED, MAX_WORST = 4, 2, 3
 LEAST_SCORE = 1.0  # what is closer to its peers is not worth a line
-_OURS = frozenset(metric.name for metric in METRICS)
+_OURS = frozenset(metric.name for metric in METRICS) | {
+    column for one in QUANTITIES for column in one.columns
+}
+_GIVEN, _SUMMED = "job_tokens_given", "job_tokens"  # a sum counts tokens that ranks share twice
 _OVER = frozenset(("ended", "failed"))
 
 
@@ -76,6 +79,8 @@ def resources(
         _chart(one, series, grid, job)
         for one in every if len(series := _known_of(one, read.series)) > one.is_sum
     ]  # fmt: skip
+    if any(chart.key == _GIVEN for chart in charts):
+        charts = [chart for chart in charts if chart.key != _SUMMED]
     apart = sorted(
         ((chart, line) for chart in charts for line in chart.pinned if line.stands_apart),
         key=lambda pair: -_distance(*pair),
@@ -89,7 +94,7 @@ def resources(
         time_ms=[(grid.begin_ns + place * grid.bin_ns) / 1e6 for place in range(grid.count)],
         step=_steps(grid, read.steps),
         charts=charts,
-        missing=[one.title for one in QUANTITIES if one.key not in known and not one.is_sum],
+        missing=[one.title for one in QUANTITIES if one.key not in known and one.scope != "job"],
         left_out=read.left_out,
     )
 

@@ -28,6 +28,8 @@ def scope_text(quantity: Quantity, things: Sequence[Thing], expected: int | None
     if quantity.is_sum:
         of = f" of {expected:,}, those that report it" if len(things) < (expected or 0) else ""
         return f"of the job: sum over {plural(len(things), 'rank')}{of}"
+    if quantity.scope == "job":
+        return f"of the job, as {label('rank', things[0])} reports it"
     if len(things) == 1 and expected != 1:
         return f"of {label(quantity.scope, things[0])} alone"
     if expected is not None and len(things) < expected:
