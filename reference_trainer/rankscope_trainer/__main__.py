@@ -9,6 +9,7 @@ import sys
 from rankscope_trainer.command_line import help_text, load_settings
 from rankscope_trainer.errors import EXIT_USAGE, SettingError
 from rankscope_trainer.faults import FAULTS
+from rankscope_trainer.regroup import NUM_PLACES
 from rankscope_trainer.stopping import Stopped, Stopping
 
 logger = logging.getLogger("rankscope_trainer")
@@ -29,7 +30,9 @@ def main(arguments: list[str]) -> int:
         level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s"
     )
     try:
-        settings = load_settings(arguments, os.environ, int(os.environ.get("WORLD_SIZE", "1")))
+        places = os.environ.get(NUM_PLACES, "1")  # one that stands by is no rank yet
+        world_size = int(os.environ.get("WORLD_SIZE", places))
+        settings = load_settings(arguments, os.environ, world_size)
         if settings.regroup:  # torch, only once it is needed
             from rankscope_trainer.regroup.training import train_in_groups as train
         else:

@@ -238,7 +238,8 @@ class Settings:
 
     regroup: bool = _setting(
         False,
-        "ddp, ring: where a rank dies, stops or comes, the others train on without a restart;"
+        "ddp, ring, fsdp with replicas: where a rank dies, stops or comes, the others train on"
+        " without a restart;"
         " start with `python -m rankscope_trainer.regroup`.",
     )
     regroup_seconds: float = _setting(

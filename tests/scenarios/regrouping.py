@@ -46,7 +46,7 @@ class RegroupingRun:
     ) -> None:
         """Start it; `under` is a command that starts the launcher, `launcher` are its options."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.folder, self.ranks = folder, ranks
         self.arguments = [*SMALL, *arguments, "--regroup-seconds", str(patience_seconds)]
         files = ["--losses", str(folder / "losses.jsonl"), "--samples", str(folder / "samples")]
         command = [*under, sys.executable, "-m", "rankscope_trainer.regroup"]
@@ -59,7 +59,7 @@ class RegroupingRun:
 
     @property
     def settings(self) -> Settings:
-        return load_settings([*self.arguments, "--regroup"], {})
+        return load_settings([*self.arguments, "--regroup"], {}, self.ranks)
 
     def lines(self) -> list[dict[str, Any]]:
         path = self.folder / "samples"

@@ -105,6 +105,39 @@ def test_a_ring_closes_around_the_one_that_is_lost(start: Start) -> None:
     assert len(windows) == size * (3 * before + 2 * (60 - before))
 
 
+def test_parts_that_are_lost_come_from_another_replica(start: Start) -> None:
+    """Two and two ranks, three in a row, two and two again, three in a row."""
+    chooser = random.Random(2)
+    flags = ("--strategy", "fsdp", "--replicas", "2", "--batch-size", "2", "--global-batch", "24")
+    run = start(4, *flags, *SLOW, "--steps", "60", launcher=["--standby", "1"])
+    run.until_step(chooser.randrange(3, 9))
+    victim = chooser.randrange(4)
+    run.send(victim, signal.SIGKILL)
+    run.until_ranks(*({0, 1, 2, 3} - {victim}))
+    run.until_ranks(0, 1, 2, 3)
+    other = chooser.choice(sorted({0, 1, 2, 3} - {victim}))
+    run.send(other, signal.SIGKILL)
+    run.until_ranks(*({0, 1, 2, 3} - {other}))
+    finished_right(run)
+
+
+def test_where_all_that_hold_a_part_are_lost_the_others_say_which(
+    start: Start, tmp_path: Path
+) -> None:
+    checkpoints = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "4")
+    flags = ("--strategy", "fsdp", "--replicas", "2", "--batch-size", "2", "--global-batch", "24")
+    run = start(4, *flags, *SLOW, "--steps", "1000", *checkpoints)
+    run.until_step(9)
+    for rank in (1, 3):  # the second of both rows
+        run.send(rank, signal.SIGKILL)
+    assert run.finish() == 128 + signal.SIGKILL, run.output()
+    assert "what lost ranks alone have held is lost: part 1 of 2" in run.output()
+    last = int(max((tmp_path / "checkpoints").glob("step-*[0-9]")).name[5:])
+    again = start(2, *flags, "--steps", str(last + 4), *checkpoints)
+    assert again.finish() == 0, again.output()
+    assert sorted(again.trained()) == list(range(last + 1, last + 5))
+
+
 def test_the_last_to_die_ends_the_job_as_failed(start: Start) -> None:
     run = start(2, *FIXED, *SLOW, "--steps", "100000")
     run.until_step(3)

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 
 import torch.distributed as dist
 
+from rankscope_trainer.regroup import NUM_PLACES
 from rankscope_trainer.regroup.places import Places
-from rankscope_trainer.regroup.training import NUM_PLACES, PROCESS, STORE
+from rankscope_trainer.regroup.training import PROCESS, STORE
 
 _LOOK_SECONDS = 0.05
 _LEAVE_SECONDS = 30.0  # once the last step is trained; then what is stopped is killed

@@ -33,6 +33,7 @@ class Group:
         self._store = store
         self._backend = backend
         self._timeout = datetime.timedelta(seconds=timeout_seconds)
+        self._before: dict[int, str] = {}  # sockets that were open before the group
         self._sockets: dict[int, str] = {}
         self._is_left = threading.Event()
 
@@ -41,16 +42,14 @@ class Group:
 
         `is_broken` is asked from another thread, and so about a store of its own connection.
         """
-        before = _open_sockets()
+        self._before = _open_sockets()
         store = PrefixStore(f"group/{number}", self._store)
         # A group that could not be made counts all the same, and its number is a part of the keys.
         dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
             self._backend, timeout=self._timeout, store=store, rank=position, world_size=size
         )
-        self._sockets = {
-            number: name for number, name in _open_sockets().items() if before.get(number) != name
-        }
+        self.widen()
         self._is_left = threading.Event()
         threading.Thread(
             target=self._watch,
@@ -58,6 +57,14 @@ class Group:
             name="trainer-regroup",
             daemon=True,
         ).start()
+
+    def widen(self) -> None:
+        """Count the sockets that groups within it have opened since, too."""
+        self._sockets = {
+            number: name
+            for number, name in _open_sockets().items()
+            if self._before.get(number) != name
+        }
 
     def cut(self) -> None:
         """End every wait of the group, of its threads too."""

@@ -34,6 +34,7 @@ from rankscope_trainer.checkpoint_folder import finished
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults.injector import Injector
 from rankscope_trainer.json_lines import JsonLines
+from rankscope_trainer.regroup import NUM_PLACES
 from rankscope_trainer.regroup.advice import Adviser
 from rankscope_trainer.regroup.group import Group, is_lost_peer
 from rankscope_trainer.regroup.places import Epoch, LeftOutError, Places
@@ -44,7 +45,6 @@ from rankscope_trainer.train import Trainer, build_checkpoints, build_data, prep
 from rankscope_trainer.world import World, choose_device
 
 STORE, PROCESS = "RANKSCOPE_TRAINER_STORE", "RANKSCOPE_TRAINER_PROCESS"
-NUM_PLACES = "RANKSCOPE_TRAINER_PLACES"
 _LOOK_FOR_PLACE_SECONDS = 0.2
 
 logger = logging.getLogger("rankscope_trainer")
@@ -180,18 +180,21 @@ class GroupTrainer(Trainer):
         rankscope.regrouped(epoch.number, epoch.ranks, rank=rank, world_size=self._num_places)
         self._group.make(epoch.number, position, len(epoch.members), self._is_broken)
         self.checkpoints = build_checkpoints(self.settings, self.world, self.strategy)
+        is_current = self._trained.step == epoch.members[epoch.source].step
+        if not epoch.is_level:
+            self._share_state(epoch)
+        self.strategy.regroup(self.world, is_untrained=epoch.is_untrained, is_current=is_current)
+        self._group.widen()
         if epoch.is_untrained:
             self._resume_alone()
-        elif not epoch.is_level:
-            self._share_state(epoch)
-        self.strategy.regroup(self.world)
         self.faults.microbatches = self.strategy.microbatches
         self.batches, self.validation_batches = build_data(
             self.settings, self.strategy, self.faults
         )
         self.batches.position = self._trained.position
-        losses = self._settings_losses if self.strategy.writes_losses else ""
-        self.report.regrouped(self._tokens_per_step(), losses)
+        is_for_job = self.strategy.writes_losses
+        losses = self._settings_losses if is_for_job else ""
+        self.report.regrouped(self._tokens_per_step(), losses, is_for_job=is_for_job)
         rankscope.set_step(self._trained.step + 1)
 
     def _resume_alone(self) -> None:
@@ -207,7 +210,10 @@ class GroupTrainer(Trainer):
             logger.info("resumed after step %d", progress.step)
 
     def _share_state(self, epoch: Epoch) -> None:
-        """Send weights, moments and position from a member that is ahead to those behind."""
+        """Send weights, moments and position from a member that is ahead to those behind.
+
+        Where the model is held in parts, `Strategy.regroup` sends these.
+        """
         source = epoch.source
         is_source = self.world.rank == source
         packed = _pack(self._state()) if is_source else b""
@@ -220,13 +226,16 @@ class GroupTrainer(Trainer):
         if self._trained.step == epoch.members[source].step:
             return
         state = torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True)
-        self.strategy.model.load_state_dict(state["model"])
-        self.strategy.optimizer.load_state_dict(state["optimizer"])
+        if self.strategy.is_replicated:
+            self.strategy.model.load_state_dict(state["model"])
+            self.strategy.optimizer.load_state_dict(state["optimizer"])
         self._trained = Trained(step=state["step"], position=state["position"])
         ahead = epoch.members[source].rank
         logger.info("took over after step %d, from rank %d", self._trained.step, ahead)
 
     def _state(self) -> dict[str, Any]:
+        if not self.strategy.is_replicated:
+            return dataclasses.asdict(self._trained)
         return {
             "model": self.strategy.model.state_dict(),
             "optimizer": self.strategy.optimizer.state_dict(),

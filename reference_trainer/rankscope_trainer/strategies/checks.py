@@ -164,9 +164,11 @@ def regroup(settings: Settings) -> None:
         raise SettingError("obey_advice", "none is asked for", "Give ask_advice as well")
     if not settings.regroup:
         return
-    if settings.strategy not in ("ddp", "ring"):
+    is_doubled = settings.strategy == "fsdp" and settings.replicas > 1
+    if settings.strategy not in ("ddp", "ring") and not is_doubled:
         problem = f"{settings.strategy} loses with a rank what no other rank holds"
-        raise SettingError("regroup", problem, "Leave it out, or choose ddp or ring")
+        remedy = "Leave it out, or choose ddp, ring, or fsdp with replicas"
+        raise SettingError("regroup", problem, remedy)
     if settings.comm_hook in ("powersgd", "fp8"):
         problem = f"regroup loses with a rank the errors that {settings.comm_hook} still owes"
         raise SettingError("comm_hook", problem, "Choose none, fp16 or bf16, or leave out regroup")

@@ -59,7 +59,7 @@ class DataParallel(Strategy):
             if settings.static_graph:
                 self.warm_up()  # the backward that records the graph must not be of `no_sync`
 
-    def regroup(self, world: World) -> None:
+    def regroup(self, world: World, *, is_untrained: bool = True, is_current: bool = True) -> None:
         """Reduce gradients with the ranks that there are now.
 
         The reducer before must be gone first: its hooks on the parameters would reduce as well.

@@ -69,7 +69,7 @@ class Ring(Strategy):
         }  # fmt: skip
         self._all_reduce = ways[settings.reduce_with]
 
-    def regroup(self, world: World) -> None:
+    def regroup(self, world: World, *, is_untrained: bool = True, is_current: bool = True) -> None:
         """Go around with the ranks that there are now."""
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0

@@ -94,10 +94,12 @@ class Strategy(ABC):
         """Take this rank's own out of the parts that other ranks wrote, where `can_recut`."""
         raise NotImplementedError(f"{type(self).__name__} keeps its number of ranks")
 
-    def regroup(self, world: World) -> None:
+    def regroup(self, world: World, *, is_untrained: bool = True, is_current: bool = True) -> None:
         """Train on in another group, where the settings say `regroup`: weights and moments stay.
 
         With that setting the strategy is made without a group, and this is called for the first.
+        The two words are for models of which ranks hold parts: whether no rank has trained yet, and
+        else whether what this one holds is as new as any.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps its group")
 
