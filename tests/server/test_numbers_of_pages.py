@@ -45,6 +45,7 @@ def test_every_number_of_a_page_is_that_of_the_raw_events(
     check_communication(sent, run, asked)
     check_worst(sent, run, asked)
     check_beside_peers(sent, run, asked)
+    check_steps(sent, run, asked)
     check_timeline(sent, run, asked)
     check_resources(sent, run)
     check_mesh(sent, run)
@@ -171,6 +172,34 @@ def check_beside_peers(sent: Sender, run: RawRun, asked: Asked) -> None:
             ("peers_lo_ms", min), ("peers_median_ms", statistics.median), ("peers_hi_ms", max),
         ):  # fmt: skip
             assert answer[name][place] == near(function(peers) if peers else None)
+
+
+def check_steps(sent: Sender, run: RawRun, asked: Asked) -> None:
+    lo, hi = max(asked.lo, 1), min(max(asked.hi, 1), run.last_step)
+    answer = sent.get("/steps", **{"from": lo, "to": max(asked.hi, 1)})
+    assert (answer["num_expected"], answer["next_step"]) == (run.ranks, None)
+    rows = {row["step"]: row for row in answer["steps"]}
+    for step in range(lo, hi + 1):
+        ranks = [found for rank in range(run.ranks) if (found := run.newest_of(rank, step))]
+        if not ranks:
+            assert step not in rows
+            continue
+        row = rows.pop(step)
+        assert row["num_ranks"] == len(ranks)
+        assert row["step_ms"] == near(max(one.duration_ns for one in ranks) / MS)
+        assert row["time_ms"] == pytest.approx(min(one.started_ns for one in ranks) / 1e6)
+        if step > lo:
+            continue  # a cell is a request for each rank
+        cells = [sent.get("/cell", rank=one.rank, step=step)["ratio"] for one in ranks]
+        largest = max((ratio for ratio in cells if ratio is not None), default=None)
+        assert row["slowest_ratio"] == largest
+        if largest is None:
+            assert row["slowest_rank"] is None
+        else:
+            assert (row["slowest_rank"], largest) in zip(
+                (o.rank for o in ranks), cells, strict=True
+            )
+    assert not rows
 
 
 def check_timeline(sent: Sender, run: RawRun, asked: Asked) -> None:

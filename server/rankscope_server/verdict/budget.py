@@ -119,8 +119,13 @@ def budget(
 
 def waiting_ratio(step: Matrix, blocked: Matrix, roles: Sequence[Hashable]) -> float | None:
     """Return which share of the ranks' time was waiting for others; None where it is not known."""
-    waited = np.maximum(blocked - np.nan_to_num(shared_block(blocked, roles)), 0.0)
-    return share_of(waited, step)
+    return share_of(waited(blocked, roles), step)
+
+
+def waited(blocked: Matrix, roles: Sequence[Hashable]) -> Matrix:
+    """Return of the time that ranks were blocked what they waited for others, not transferred."""
+    waits: Matrix = np.maximum(blocked - np.nan_to_num(shared_block(blocked, roles)), 0.0)
+    return waits
 
 
 def share_of(part: Matrix, step: Matrix) -> float | None:

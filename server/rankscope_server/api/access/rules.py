@@ -109,6 +109,7 @@ RULES: dict[str, Rule] = {
             "rows",
             "samples",
             "selection",
+            "steps",
             "steps/{step}",
             "steps/{step}/trace",
             "throughput",

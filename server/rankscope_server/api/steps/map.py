@@ -159,7 +159,7 @@ def cell(connection: sa.Connection, run: sa.Row[Any], rank: int, step: int) -> C
     if len(planes["step"]) <= rank:
         planes = {name: np.full((peers.height, 1), np.nan) for name in (*FLOAT_METRICS, STARTED)}
     column = {name: plane[rank, 0] for name, plane in planes.items()}
-    compared = _compare(peers, _fit(planes["own_work"], peers.height))
+    compared = _compare(peers, fit(planes["own_work"], peers.height))
     phases = {
         name: known(column[name] - _zero(column.get(f"{name}_blocked"))) for name in PHASE_METRICS
     }
@@ -197,7 +197,7 @@ def worst_cell(
         raise Problem(422, f"more than {most:,} steps of {peers.height:,} ranks", "to",
                       "ask for the steps of one bin of the map")  # fmt: skip
     values = own_part(metric, load_range(connection, run.run_id, planes_of(metric), first, last))
-    values = _fit(values, peers.height)
+    values = fit(values, peers.height)
     if metric in RATIO_METRICS:
         values = _compare(peers, values).ratio
     is_asked = np.zeros(peers.height, bool)
@@ -243,7 +243,7 @@ def peers_of(
     return Peers(
         roles=roles,
         hosts=[rows[rank].host if rank in rows else "" for rank in range(height)],
-        early=_fit(_early(connection, run, metric), height) if needs_early else None,
+        early=fit(_early(connection, run, metric), height) if needs_early else None,
         on_device=np.array(
             [rank in rows and is_of_device(rows[rank].backend) for rank in range(height)], bool
         ),
@@ -300,7 +300,7 @@ def _fold_steps(
     begin_at = max(first - HOLD_STEPS, 1) if held.num_rows else first  # a sample from before holds
     for start, planes in read_blocks(connection, run_id, metrics, begin_at, last):
         early = max(first - start, 0)
-        values = held.fill(_fit(own_part(metric, planes), peers.height), early)[:, early:]
+        values = held.fill(fit(own_part(metric, planes), peers.height), early)[:, early:]
         places = (np.arange(values.shape[1]) + start + early - first) // size
         at_once = max(1, CELLS_AT_ONCE // max(peers.height, 1))
         for begin in range(0, len(places), at_once):
@@ -315,7 +315,8 @@ def _fold_steps(
     return plane
 
 
-def _fit(values: Array, height: int) -> Array:
+def fit(values: Array, height: int) -> Array:
+    """Return values, ranks by steps, as so many ranks; of those without data NaN."""
     if len(values) >= height:
         return values[:height]
     return np.concatenate([values, np.full((height - len(values), values.shape[1]), np.nan)])

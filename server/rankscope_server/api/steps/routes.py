@@ -21,6 +21,7 @@ from rankscope_server.api.runs.queries import onset_step, reading, run_row
 from rankscope_server.api.service import service_of
 from rankscope_server.api.steps import beside as beside_queries
 from rankscope_server.api.steps import budget as budget_queries
+from rankscope_server.api.steps import each as each_queries
 from rankscope_server.api.steps import map as map_queries
 from rankscope_server.api.steps import queries as step_queries
 from rankscope_server.api.steps import series as series_queries
@@ -31,6 +32,7 @@ from rankscope_server.api.steps.schema import (
     Cell,
     Map,
     MetricsAnswer,
+    Steps,
     Throughput,
 )
 
@@ -99,6 +101,14 @@ def beside_peers(
     with reading(request, run) as (connection, row):
         body = beside_queries.beside_peers(connection, row, rank, metric, lo, hi, width)
     return send(request, body, [body])
+
+
+@router.get("/steps", **documented(Steps))
+def steps(request: Request, run: str, lo: From = None, hi: To = None) -> Response:
+    """Return each step of the job in a few numbers."""
+    with reading(request, run) as (connection, row):
+        body = each_queries.steps(connection, row, lo, hi)
+    return send(request, body, body.steps)
 
 
 @router.get("/throughput", **documented(Throughput))

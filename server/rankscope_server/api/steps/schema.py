@@ -136,6 +136,32 @@ class Throughput(Schema, frozen=True):
     onset_step: int | None
 
 
+class StepRow(Schema, frozen=True):
+    """One step of the job.
+
+    `step_ms` is that of the rank that took longest, `waiting_ratio` the share of all ranks' time
+    that was waiting for others. The slowest rank is the one whose self time is longest beside its
+    reference: `slowest_ratio` times as long.
+    """
+
+    step: int
+    time_ms: float | None
+    num_ranks: int  # that sent it by now
+    step_ms: float | None
+    waiting_ratio: float | None
+    slowest_rank: int | None
+    slowest_ratio: float | None
+
+
+class Steps(Schema, frozen=True):
+    """Steps of the job in their order; `next_step` begins the next answer, null at the end."""
+
+    num_expected: int  # ranks of the newest attempt
+    last_step: int
+    steps: list[StepRow]
+    next_step: int | None
+
+
 class BudgetRow(Schema, frozen=True):
     """What the step of one rank consists of, as a mean over the steps asked for."""
 
