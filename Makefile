@@ -7,7 +7,7 @@ READY  := .venv/.ready
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-quick fresh versions lowest check install system-packages bench screenshots probes clean
+.PHONY: help demo others test test-all test-quick fresh versions lowest check install system-packages bench screenshots probes clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -34,7 +34,10 @@ demo: $(READY) ## train on 4 ranks, slow one of them, show who it was (DEMO="--f
 test: $(STAMP) system-packages ## all checks and tests, of long ones a part (TESTS="tests/agent -k ring" for some)
 	$(BIN)/python -m tests.run $(RUN) test $(TESTS)
 
-test-all: $(STAMP) system-packages ## the same, however long it takes; resumes where it was stopped
+others: $(STAMP) ## trackers and launchers that tests use, into artifacts/others
+	.ci/others
+
+test-all: $(STAMP) system-packages others ## the same, however long it takes; resumes where it was stopped
 	$(BIN)/python -m tests.run all
 
 # No run but one, none that needs a browser, a laboratory or root.

@@ -406,6 +406,10 @@ def _socket_filters() -> str:
     return ""
 
 
+def _others() -> str:
+    return "" if (ROOT / "artifacts" / "others" / "bin" / "python").exists() else "not installed"
+
+
 def _no_gpu() -> str:
     return "a CUDA device is not there" if not Path("/dev/nvidia0").exists() else ""
 
@@ -492,6 +496,9 @@ CAPABILITIES = (
     Capability(
         "node", "Node.js and npm, for the web's checks", ("node", "npm"),
         remedy="https://nodejs.org, 20 or newer",
+    ),
+    Capability(
+        "others", "programs of others, installed apart", (), _others, remedy="make others",
     ),
     Capability(
         "bare-root", "a bare system in a mount namespace of its own", ("unshare",), _bare_root,

@@ -54,6 +54,10 @@ class Settings:
     )
     run_id: str = _row("", "Name that all nodes of the run share; empty: taken from the launcher.")
     name: str = _row("", "Title of the run on the dashboard; empty: the script's name.")
+    tags: str = _row("", "Labels of the run, comma separated: team=vision,ticket=https://host/7.")
+    track: str = _row(
+        "", "Trackers that `rankscope run` writes verdict and steps to: mlflow, wandb, ..."
+    )
     dir: str = _row("", "Base of the run directories; empty: the user's runtime directory.")
     hooks: str = _row("all", "Hooks to install, by name, comma separated; 'all' or 'none'.")
     collectives: str = _row("auto", "Source of collectives: auto, or one that `doctor` lists.")
@@ -121,6 +125,12 @@ def to_environment(settings: Settings) -> dict[str, str]:
         if value != setting.default:
             variables[setting.variable] = as_text(value)
     return variables
+
+
+def tags_of(settings: Settings) -> dict[str, str]:
+    """Return the labels of the run; one without a value has an empty one."""
+    pairs = (part.strip().partition("=") for part in settings.tags.split(","))
+    return {name.strip(): value.strip() for name, _, value in pairs if name.strip()}
 
 
 def as_text(value: str | int | float | bool) -> str:

@@ -41,6 +41,7 @@ LINK_JOB = Job(
     faults=(Fault("slow_link", host=SLOW_HOST, start=16, size=2.0),),
 )  # fmt: skip
 STAGES_JOB = Job(pipeline=4, data=1, steps=160, microbatches=4, backend="gloo", ranks_per_host=2)
+LOSSES = "https://mlflow.example/#/experiments/3/runs/8d1f"
 WORD = "waits for shard 17 of web-00012.tar"
 
 
@@ -73,6 +74,7 @@ def add_questioned(url: str, pager_url: str) -> None:
     add_machines(url)
     seed_run(url, run_id=LIVE, ranks=8, steps=300, slow_rank=5, slow_from=121, slow_factor=1.4,
              steps_per_batch=100, end=False)  # fmt: skip
+    add_trackers(url)
     wait_until_judged(url)
     advice = ask(url, "GET", f"runs/{LIVE}/advice")
     report = {"epoch": advice["epoch"], "outcome": "refused", "controller": "night shift",
@@ -80,6 +82,18 @@ def add_questioned(url: str, pager_url: str) -> None:
     ask(url, "POST", f"runs/{LIVE}/advice/reports", report)
     target = {"kind": "webhook", "url": pager_url, "signing_key": "a key of some length"}
     ask(url, "POST", "alerts/channels", {"name": "pager of the night", "target": target})
+
+
+def add_trackers(url: str) -> None:
+    """Let a rank say where it logs to: a run with an address, and one that is a folder."""
+    said = (
+        {"tracker": "mlflow", "run": "8d1f", "name": "quiet-owl", "project": "3", "page": LOSSES},
+        {"tracker": "tensorboard", "run": "/nfs/owl", "name": "owl", "store": "/nfs/owl"},
+    )
+    for fields in said:
+        at = time.time_ns()
+        event = schema.Event(attempt=0, rank=0, time_ns=at, name=schema.TRACKER, fields=fields)
+        send(url, LIVE, event)
 
 
 def add_preflight(url: str) -> None:

@@ -27,6 +27,7 @@ TRIED = {
     "How sure": (SLOW, ".verdict"),
     "What should a controller": (on.LIVE, ".advicecard table"),
     "How do I record": (on.LIVE, ".advicecard select:focus"),
+    "Where are the losses": (on.LIVE, ".elsewhere"),
     "Is it the network": (SLOW, ".verdict"),
     "Where did a step": (SLOW, "main"),
     "What did every rank": (SLOW, "#verdict"),

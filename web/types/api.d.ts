@@ -1521,6 +1521,7 @@ export interface Overview {
   attempts: Attempt[];
   counts: Counts;
   removed: RemovedRow[];
+  trackers: TrackerRun[];
 }
 
 /** One number of `GET /metrics`, with its sentence; null where it is not known. */
@@ -2639,6 +2640,17 @@ export interface StepEvidence {
   href: string | null;
 }
 
+/** One step of the job.  `step_ms` is that of the rank that took longest, `waiting_ratio` the share of all ranks' time that was waiting for others. The slowest rank is the one whose self time is longest beside its reference: `slowest_ratio` times as long. */
+export interface StepRow {
+  step: number;
+  time_ms: number | null;
+  num_ranks: number;
+  step_ms: number | null;
+  waiting_ratio: number | null;
+  slowest_rank: number | null;
+  slowest_ratio: number | null;
+}
+
 /** One step of the lanes chosen, on one clock. Times are microseconds since `began_ms`. */
 export interface StepTimeline {
   step: number;
@@ -2667,6 +2679,14 @@ export interface StepTimeline {
   folded_capped: Capped | null;
   lanes_capped: Capped | null;
   calls_capped: Capped | null;
+}
+
+/** Steps of the job in their order; `next_step` begins the next answer, null at the end. */
+export interface Steps {
+  num_expected: number;
+  last_step: number;
+  steps: StepRow[];
+  next_step: number | null;
 }
 
 /** What is stored, by kind and by run. Sizes are of content, without indexes. */
@@ -2725,6 +2745,19 @@ export interface TokenRow {
 /** The tokens that the sender may see, the newest first. */
 export interface Tokens {
   tokens: TokenRow[];
+}
+
+/** A run of an experiment tracker that ranks log to. */
+export interface TrackerRun {
+  tracker: string;
+  title: string;
+  run: string;
+  name: string;
+  project: string;
+  page: string | null;
+  store: string;
+  mode: string;
+  rank: number;
 }
 
 /** Ratios of the cells of a picture as they are anyway: the middle one, and its noise. */

@@ -33,6 +33,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.sql", "SqlCommand"),
     ("rankscope.cli.export", "ExportCommand"),
     ("rankscope.cli.import_", "ImportCommand"),
+    ("rankscope.cli.track", "TrackCommand"),
     ("rankscope.cli.alerts", "AlertsCommand"),
     ("rankscope.cli.advice", "AdviceCommand"),
     ("rankscope.cli.token", "TokenCommand"),

@@ -15,6 +15,7 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.native.probe import build
 from rankscope.node.launch.launcher import Launcher, Outcome
 from rankscope.node.launch.tee import STDERR, STDOUT
+from rankscope.node.launch.tracking import trackers_of
 from rankscope.node.upload.server import Server
 from rankscope.settings import SettingError, Settings, from_environment
 from rankscope.terminal import SafeConsole
@@ -53,6 +54,14 @@ class RunCommand:
         parser.add_argument(
             "--name", metavar="NAME", help="title on the dashboard; default: the script's name"
         )
+        parser.add_argument(
+            "--tags", metavar="NAME=VALUE,...", help="labels of the run; one that is an address is "
+            "a link on its page",
+        )  # fmt: skip
+        parser.add_argument(
+            "--track", metavar="NAME,...", help="write verdict and numbers of steps into trackers, "
+            "beside what the script logs there: mlflow, wandb, tensorboard, ...",
+        )  # fmt: skip
         parser.add_argument(
             "--dir", metavar="DIR", help="base of the run directories, on a local disk; default: "
             "the user's runtime directory",
@@ -158,12 +167,13 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     settings = from_environment(os.environ)
     chosen = {
         name: getattr(arguments, name)
-        for name in ("server", "run_id", "name", "dir")
+        for name in ("server", "run_id", "name", "tags", "track", "dir")
         if getattr(arguments, name)
     }
     if "dir" in chosen:
         chosen["dir"] = str(Path(chosen["dir"]).absolute())
     settings = dataclasses.replace(settings, **chosen)
+    trackers_of(settings)
     if settings.server:
         try:
             Server(settings.server, settings.token)

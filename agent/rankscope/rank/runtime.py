@@ -29,7 +29,7 @@ from rankscope.rank.hooks.logs import level_of
 from rankscope.rank.imports import when_imported
 from rankscope.rank.patches import UndoScope
 from rankscope.rank.recorder import Recorder
-from rankscope.settings import Settings
+from rankscope.settings import Settings, tags_of
 from rankscope.wire import schema
 
 _WATCH_COLLECTOR_NS = 5_000_000_000
@@ -152,6 +152,7 @@ class Agent:
                     command=environment.command(command),
                     launcher=family.launcher(self._environ),
                     world_size=who.world_size,
+                    tags=tags_of(self.context.settings),
                 )
             )
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from rankscope.wire import schema
 from rankscope_server.ingest.batch import ValidatedBatch
 from rankscope_server.ingest.chunks import ValidatedChunk
-from rankscope_server.store import tables
+from rankscope_server.store import tables, trackers
 from rankscope_server.store.ranks import RankRows
 from rankscope_server.store.spans import Samples, add_spans, samples_of
 
@@ -73,6 +73,7 @@ class _RunChanges:
     num_refused: int = 0
     num_batches: int = 0
     started: schema.RunStarted | None = None  # the first
+    trackers: list[schema.Event] = field(default_factory=list)
     world_size: int = 0  # the newest
     world_sizes: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # by attempt
 
@@ -169,6 +170,8 @@ class RunRows:
         changes.num_refused += len(batch.refused)
         changes.num_batches += 1
         for record in batch.records:
+            if isinstance(record, schema.Event) and record.name == schema.TRACKER:
+                changes.trackers.append(record)
             if not isinstance(record, _SAYS_SIZE):
                 continue
             if isinstance(record, schema.RunStarted) and changes.started is None:
@@ -232,6 +235,8 @@ class RunRows:
                 "launcher": started.launcher,
                 "tags": json.dumps(started.tags),
             }
+        if changes.trackers:
+            values["trackers"] = trackers.merged(row.trackers, changes.trackers)
         self._connection.execute(
             sa.update(table).where(table.c.run_id == self.run_id).values(values)
         )

@@ -54,6 +54,7 @@ run = sa.Table(
     _text("command", "[]"),  # JSON list
     _text("launcher"),
     _text("tags", "{}"),
+    _text("trackers", "{}"),  # JSON: by tracker, the run of it that ranks log to
     _number("world_size"),
     _number("attempt"),  # the newest one
     _number("step"),  # the largest one seen

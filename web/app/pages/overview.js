@@ -59,6 +59,7 @@ export function Page({ run, overview, topic, ended }) {
         })
       : null,
     data.numbers.length > 0 ? el(Numbers, { numbers: data.numbers.slice(0, 3) }) : null,
+    el(Elsewhere, { trackers: data.trackers, tags: data.run.tags }),
     el(MapCard, { run, topic, maxHeight: 236, overview: data }),
     t.div(
       { class: 'pair' },
@@ -164,6 +165,34 @@ function Numbers({ numbers }) {
       ),
     ),
   );
+}
+
+/** Where else the run is: its runs in trackers, and its labels; nothing where it has none. @param {{trackers: import('../../types/api.js').TrackerRun[], tags: {[name: string]: string}}} props */
+function Elsewhere({ trackers, tags }) {
+  const labels = Object.entries(tags);
+  if (trackers.length + labels.length === 0) return null;
+  return t.ul(
+    { class: 'elsewhere', 'aria-label': 'Trackers and labels' },
+    trackers.map((one) => t.li({ key: one.tracker }, `${one.title} `, el(TrackerName, { one }))),
+    labels.map(([name, value]) =>
+      t.li({ key: `tag ${name}` }, value ? `${name} ` : '', el(Outside, { address: value, text: value || name })),
+    ),
+  );
+}
+
+/** @param {{one: import('../../types/api.js').TrackerRun}} props */
+function TrackerName({ one }) {
+  const name = [one.project, one.name || one.run].filter(Boolean).join(' / ');
+  return one.page
+    ? el(Outside, { address: one.page, text: name })
+    : t.span({ title: [one.run, one.store].filter(Boolean).join(' in ') }, name, one.store ? ` in ${one.store}` : '');
+}
+
+/** A link out of here, where a text is an address. @param {{address: string, text: string}} props */
+function Outside({ address, text }) {
+  return /^https?:\/\//.test(address)
+    ? t.a({ href: address, rel: 'noreferrer' }, text)
+    : t.span({ class: 'pill' }, text);
 }
 
 /** @type {[string, string][]} */

@@ -21,19 +21,21 @@ from rankscope.node.launch.output import OutputRecords
 from rankscope.node.launch.status import Progress, StatusLine
 from rankscope.node.launch.supervisor import Left, Supervisor
 from rankscope.node.launch.tee import STDOUT, Tee
+from rankscope.node.launch.tracking import Tracking, trackers_of
 from rankscope.node.launch.verdicts import Conclusion, Verdicts, of_files
 from rankscope.node.processes import exits
 from rankscope.node.ranks import launchers
 from rankscope.output.lines import Stream
 from rankscope.process import environment
 from rankscope.process.family import process_start_ticks
-from rankscope.settings import Settings, to_environment
+from rankscope.settings import Settings, tags_of, to_environment
 from rankscope.wire import schema
 
 DRAIN_SECONDS = 10.0
 _CONCLUDE_SECONDS = 8.0
 _READ_SECONDS = 60.0  # of the files of a run without a server; 3 s for what 8 ranks left
 _HEALTH_SECONDS = 3.0
+_TRACK_SECONDS = 30.0
 _TERMINATE_SECONDS = 6.0
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _INTERRUPTS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -129,6 +131,7 @@ class Launcher:
         verdicts = Verdicts(self._settings.server, self._settings.token, self.run_id, self._say)
         if self._settings.server:
             verdicts.start()
+        tracking = self._tracking()
         try:
             with self._progress(verdicts):
                 code = self._run_command(tee)
@@ -140,7 +143,22 @@ class Launcher:
             verdicts.stop()
         left = self._drain() if self._settings.collector else None
         conclusion = self._concluded(verdicts) if left is None or self._interrupted else None
+        if tracking is not None and not self._interrupted:
+            with contextlib.suppress(KeyboardInterrupt):
+                tracking.finish(_TRACK_SECONDS, self._say)
         return Outcome(self.run_id, code, self.directory, self._url, left, conclusion)
+
+    def _tracking(self) -> Tracking | None:
+        """Begin to write the run into trackers; None where none is asked for, or another does."""
+        names = trackers_of(self._settings)
+        if not names or self._own_rank > 0:
+            return None
+        tracking = Tracking(names, self.run_id, self._own, self._environ)
+        try:
+            tracking.start()
+        except OSError as error:
+            self._say(f"not written to {', '.join(names)}: {error}")
+        return tracking
 
     def _say(self, text: str) -> None:
         if self._status is None:
@@ -242,6 +260,7 @@ class Launcher:
             name=self._settings.name or naming.title(self._command),
             command=environment.command(self._command),
             launcher=naming.launcher_kind(self._command),
+            tags=tags_of(self._settings),
         )
 
     # --- the command ---------------------------------------------------------------------

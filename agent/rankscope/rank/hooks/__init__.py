@@ -33,6 +33,7 @@ from rankscope.rank.hooks.phases.optimizer import GradientScaler, Optimizer
 from rankscope.rank.hooks.phases.pipeline import Pipeline, PipelineSchedule
 from rankscope.rank.hooks.remote_calls import RemoteCalls
 from rankscope.rank.hooks.stacks import Stacks
+from rankscope.rank.hooks.trackers import Comet, MLflow, SwanLab, TensorBoard, Trackio, Wandb
 
 HOOKS: tuple[type[Hook], ...] = (
     Exceptions,
@@ -70,6 +71,12 @@ HOOKS: tuple[type[Hook], ...] = (
     Replicas,
     Memory,
     OutOfMemory,
+    Wandb,
+    MLflow,
+    TensorBoard,
+    Trackio,
+    SwanLab,
+    Comet,
 )
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from rankscope.wire.metric_names import PRINTED_LOSS
 from rankscope.wire.schema import IMPORTED
+from rankscope.wire.trackers import FIELDS, TITLES
 from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.findings.queries import verdict
 from rankscope_server.api.overview.schema import (
@@ -20,6 +21,7 @@ from rankscope_server.api.overview.schema import (
     Overview,
     ShownAnswer,
     SilentRank,
+    TrackerRun,
 )
 from rankscope_server.api.runs.environment import num_differences
 from rankscope_server.api.runs.queries import (
@@ -79,6 +81,7 @@ def overview(
         attempts=attempts(connection, run),
         counts=counts(connection, run),
         removed=removed(connection, run_id),
+        trackers=trackers(run),
     )
 
 
@@ -302,6 +305,24 @@ def _last_loss(connection: sa.Connection, run_id: str) -> Number | None:
             text += "" if row.value is not None else ", not a finite number"
             return Number(key="loss", label="Loss", value=row.value, unit="", reference_text=text)
     return None
+
+
+def trackers(run: sa.Row[Any]) -> list[TrackerRun]:
+    """Return the runs of trackers that ranks log to, in the order of `TITLES`.
+
+    An address leads somewhere only if it is one of the web: ranks say what they like.
+    """
+    known = json_object(run.trackers)
+    return [
+        TrackerRun(
+            **{name: known[tracker][name] for name in (*FIELDS, "rank") if name != "page"},
+            title=title,
+            page=page if page.startswith(("https://", "http://")) else None,
+        )
+        for tracker, title in TITLES.items()
+        if tracker in known
+        for page in (known[tracker]["page"],)
+    ]
 
 
 def answer(run: sa.Row[Any]) -> ShownAnswer:

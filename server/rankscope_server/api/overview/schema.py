@@ -78,6 +78,20 @@ class Counts(Schema, frozen=True):
     environment_differences: int
 
 
+class TrackerRun(Schema, frozen=True):
+    """A run of an experiment tracker that ranks log to."""
+
+    tracker: str
+    title: str
+    run: str
+    name: str
+    project: str
+    page: str | None  # an address for browsers; null where it has none
+    store: str
+    mode: str
+    rank: int
+
+
 class Overview(Schema, frozen=True):
     """The first page of a run."""
 
@@ -89,3 +103,4 @@ class Overview(Schema, frozen=True):
     attempts: list[Attempt]
     counts: Counts
     removed: list[RemovedRow]  # by retention
+    trackers: list[TrackerRun]
