@@ -5,9 +5,9 @@
     python .ci/docs_tables.py update
     python .ci/docs_tables.py check
 
-The table of the README, those of docs/detectors.md, docs/thresholds.md, docs/data.md and
-docs/assistants.md, the faults in the trainer's README, and the labels of the pages in
-web/app/format.js. A test runs `check`.
+The table of the README, those of docs/detectors.md, docs/thresholds.md, docs/data.md,
+docs/assistants.md and docs/integrations.md, the faults in the trainer's README, and the labels of
+the pages in web/app/format.js. A test runs `check`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ from rankscope_server.verdict.grouping import RULES
 from rankscope_trainer.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests import integrations  # noqa: E402 - the tests are beside this folder
+
 README, DETECTORS_PAGE = ROOT / "README.md", ROOT / "docs" / "detectors.md"
 THRESHOLDS, LABELS = ROOT / "docs" / "thresholds.md", ROOT / "web" / "app" / "format.js"
 TRAINER, DATA = ROOT / "reference_trainer" / "README.md", ROOT / "docs" / "data.md"
-ASSISTANTS = ROOT / "docs" / "assistants.md"
+ASSISTANTS, INTEGRATIONS = ROOT / "docs" / "assistants.md", ROOT / "docs" / "integrations.md"
 UPDATE = "python .ci/docs_tables.py update"
 _ALL_KINDS = "[docs/detectors.md](docs/detectors.md#kinds-of-findings)"
 THRESHOLDS_HEAD = """# Thresholds
@@ -128,6 +131,18 @@ def tools_table() -> str:
     return table(("tool", "arguments", "what it does"), rows)
 
 
+def integrations_table() -> str:
+    """Return the programs of others that tests run, with the versions with which they passed."""
+    known = integrations.versions()
+    rows = []
+    for one in integrations.ALL:
+        passed = known.get(integrations.key_of(one))
+        version = f"{passed['version']}, {passed['day']}" if passed else "has not passed yet"
+        path = one.test.partition("::")[0]
+        rows.append((one.topic, one.program, version, one.sees, f"`{path}`"))
+    return table(("For", "Program", "Passed with", "What is seen", "By"), rows)
+
+
 def _type_text(arrow: str) -> str:
     if arrow.startswith("int"):
         return ""
@@ -216,6 +231,7 @@ def documents() -> dict[Path, str]:
         THRESHOLDS: thresholds(),
         DATA: between(DATA.read_text(), "tables of a run", data_table()),
         ASSISTANTS: between(ASSISTANTS.read_text(), "tools of assistants", tools_table()),
+        INTEGRATIONS: between(INTEGRATIONS.read_text(), "integrations", integrations_table()),
         TRAINER: between(TRAINER.read_text(), "faults", faults_table()),
         LABELS: with_labels(LABELS.read_text()),
     }

@@ -38,7 +38,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests import capabilities, outcomes
+from tests import capabilities, integrations, outcomes
 from tests.lanes import LEFT_OUT
 from tests.outcomes import Outcome
 from tests.tree import tree
@@ -241,6 +241,7 @@ def _write_all(found: Sequence[Outcome], minutes: float | None) -> None:
         "skipped": dict(skips.most_common()),
     }  # fmt: skip
     ALL.write_text(json.dumps(what, indent=1) + "\n")
+    integrations.remember(found)
 
 
 def _slowest(title: str, seconds: Mapping[str, float]) -> list[str]:
