@@ -96,9 +96,7 @@ class DemoCommand:
         signal.signal(signal.SIGTERM, _as_interrupt)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _as_interrupt)
-        directory = arguments.data_dir or data_directory(os.environ)
-        if directory is None:
-            directory = Path(tempfile.mkdtemp(prefix="rankscope-"))
+        directory = arguments.data_dir or _data_directory()
         may_move = arguments.data_dir is None
         demo = Demo(plan, directory.absolute(), arguments.port, may_move=may_move)
         watch = Watch(demo, arguments.once)
@@ -224,11 +222,16 @@ def _ranks(text: str) -> int:
 def data_directory(environ: Mapping[str, str]) -> Path | None:
     """Return the user's folder for data, where none is named; None if none can be written."""
     with contextlib.suppress(RuntimeError):  # a user without an entry has no home
-        home = Path(environ.get("HOME") or Path.home())
+        home = Path(environ["HOME"] if "HOME" in environ else Path.home())
         base = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share")
         if base.is_absolute() and run_directory_choice.is_writable(base):
             return base / "rankscope"
     return None
+
+
+def _data_directory() -> Path:
+    """Return the user's folder for data, or a new temporary one if none can be written."""
+    return data_directory(os.environ) or Path(tempfile.mkdtemp(prefix="rankscope-"))
 
 
 def _as_interrupt(*_: object) -> None:
