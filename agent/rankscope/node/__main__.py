@@ -104,6 +104,7 @@ def _run(run_directory: Path, settings: Settings, server: Server | None, lock: i
             traces=collector.traces,
             clock=ClockExchange(collector.found.put, host=host),
             vitals=vitals,
+            run_id=run_directory.name,
         )
         uploader.start()
         _begin_delivery(run_directory, settings)

@@ -332,9 +332,23 @@ SHEDDING = "server, "
 CLOCK_HEADER = "Rankscope-Clock"
 # With it comes a batch that may go past bulk: states and ends of ranks, of at most so many bytes.
 VITALS_HEADER, MAX_VITALS_BYTES = "Rankscope-Vitals", 256 << 10
+# With a batch a collector says in this header which is the oldest of its producer that it holds,
+# and finds in the answer how far they are stored (`Watermark`): until then it keeps them.
+HELD_HEADER = "Rankscope-Held-From"
 # A collector that sends this header finds commands in the answers to its batches.
 COMMANDS_HEADER = "Rankscope-Commands"
 COMMANDS_VERSION = 1
+
+
+class Watermark(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the batches of a producer are stored: what was accepted may still be on its way.
+
+    Holds for what its collector holds: none of that is missing up to `durable`.
+    """
+
+    durable: int  # number of a batch; 0 for none
+    newest: int  # that is stored: accepted ones between the two were lost on their way
+    refused: int = 0  # records and chunks that were refused when their batch was accepted already
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

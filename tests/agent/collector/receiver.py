@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
+
+from msgspec import to_builtins
 
 from rankscope.wire import schema, zstd
 from rankscope.wire.chunk import by_rank, decode_chunk
@@ -22,10 +24,12 @@ class Receiver:
         self.location = ""  # of what an answer redirects to
         self.delay_seconds = 0.0
         self.clock = True  # answer POST /api/v1/clock
+        self.watermark: schema.Watermark | None = None  # of an answer: what is later is not stored
         self.drop_answers = 0  # store so many batches and close the connection unanswered
         self.batches: dict[tuple[str, int], schema.Batch] = {}
         self.early: dict[tuple[str, int], schema.Batch] = {}  # went past those that waited
         self.arrived: dict[tuple[str, int], float] = {}
+        self.asked: list[dict[str, list[str]]] = []  # about watermarks
         self.num_posts = 0
         self.num_bytes = 0  # of the bodies, as they came
         self.headers: dict[str, str] = {}
@@ -47,6 +51,19 @@ class Receiver:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def said_of_watermark(self) -> dict[str, Any]:
+        return {"watermark": to_builtins(self.watermark)} if self.watermark is not None else {}
+
+    def accept(self, body: bytes, *, is_early: bool) -> bool:
+        """Take a batch; return whether it is answered."""
+        if is_early:
+            self.take_early(body)
+            return True
+        self.take(body)
+        is_dropped = self.drop_answers > 0
+        self.drop_answers -= is_dropped
+        return not is_dropped
 
     def take(self, body: bytes) -> None:
         self._take(body, self.batches)
@@ -121,18 +138,12 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
             receiver.num_posts += 1
             receiver.num_bytes += len(body)
             receiver.headers = dict(self.headers)
-            status, text = receiver.answer or (
-                200,
-                json.dumps({"accepted_records": 1, "refused": []}),
-            )
-            if status == 200 and schema.VITALS_HEADER in self.headers:
-                receiver.take_early(body)
-            elif status == 200:
-                receiver.take(body)
-                if receiver.drop_answers:
-                    receiver.drop_answers -= 1
-                    self.close_connection = True
-                    return
+            taken = {"accepted_records": 1, "refused": []} | receiver.said_of_watermark()
+            status, text = receiver.answer or (200, json.dumps(taken))
+            is_early = schema.VITALS_HEADER in self.headers
+            if status == 200 and not receiver.accept(body, is_early=is_early):
+                self.close_connection = True
+                return
             self._answer(status, text)
 
         def _answer(self, status: int, text: str) -> None:
@@ -144,10 +155,9 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
             self.wfile.write(text.encode())
 
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
+            if urlsplit(self.path).path == "/api/v1/ingest/watermark":
+                receiver.asked.append(parse_qs(urlsplit(self.path).query))
+            self._answer(200, json.dumps(receiver.said_of_watermark()))
 
         def log_message(self, format: str, *arguments: Any) -> None:
             """Be quiet."""

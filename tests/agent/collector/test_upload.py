@@ -168,11 +168,11 @@ class BrokenServer(Server):
         super().__init__(url, "")
         self.num_posts = 0
 
-    def post(self, body: bytes, *, has_waited: bool = True) -> ServerAnswer:
+    def post(self, body: bytes, *, has_waited: bool = True, held_from: int = 0) -> ServerAnswer:
         self.num_posts += 1
         if self.num_posts % 2:
             raise LookupError("a fault of ours")
-        return super().post(body, has_waited=has_waited)
+        return super().post(body, has_waited=has_waited, held_from=held_from)
 
 
 def test_an_error_of_ours_does_not_end_the_upload(

@@ -168,9 +168,9 @@ class SpoolingOutbox:
         return self._safe
 
     def is_empty(self) -> bool:
-        """Return whether nothing waits, neither here nor for the server."""
+        """Return whether nothing waits here, and the server has stored all."""
         has_some = self._records or self._chunks or self._ledger.has_news()
-        return not has_some and self._spool.waiting()[0] == 0
+        return not has_some and self._spool.is_empty()
 
     def num_waiting(self) -> int:
         """Return how many batches wait for the server."""
@@ -216,7 +216,9 @@ class SpoolingOutbox:
     def _to_memory(self) -> SpoolEntry:
         self._memory_sequence += 1
         body = self._encode(self._memory_producer, self._memory_sequence)
-        return SpoolEntry(self._memory_sequence, self._num_items(), len(body), None, body)
+        return SpoolEntry(
+            self._memory_sequence, self._num_items(), len(body), None, body, self._memory_producer
+        )
 
     def _num_items(self) -> int:
         return len(self._records) + sum(chunk.count for chunk in self._chunks)

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -13,6 +14,7 @@ from rankscope.http import Client, HttpError, json_object
 from rankscope.wire import schema
 
 INGEST_PATH = "/api/v1/ingest"
+WATERMARK_PATH = "/api/v1/ingest/watermark"
 _BATCH_HEADERS = {
     "Content-Type": "application/msgpack",
     "Content-Encoding": "zstd",
@@ -45,6 +47,16 @@ class ServerAnswer:
     def fields(self) -> dict[str, Any]:
         """The JSON object of the answer, empty if it is none."""
         return json_object(self.text)
+
+    @property
+    def watermark(self) -> schema.Watermark | None:
+        """How far the sender's batches are stored; None where the server says nothing of it."""
+        found = self.fields.get("watermark")
+        try:
+            return None if found is None else msgspec.convert(found, schema.Watermark)
+        except msgspec.ValidationError as error:
+            logger.info("a watermark of the server is not understood: %s", error)
+            return None
 
     def commands(self) -> list[schema.Command]:
         """Return what the server asks for; kinds that we do not know are left to newer ones."""
@@ -95,18 +107,30 @@ class Server:
         """Return the address, with its scheme."""
         return self._client.address.url
 
-    def post(self, body: bytes, *, has_waited: bool = True) -> ServerAnswer:
-        """Send one batch; one that goes past those that wait says so, not how long it waited."""
-        waited = {schema.CLOCK_HEADER: str(time.time_ns())}
-        said = waited if has_waited else {schema.VITALS_HEADER: "1"}
-        return self.send(INGEST_PATH, body, _BATCH_HEADERS | said)
+    def post(self, body: bytes, *, has_waited: bool = True, held_from: int = 0) -> ServerAnswer:
+        """Send one batch; one that goes past those that wait says so, not how long it waited.
 
-    def send(self, path: str, body: bytes, headers: dict[str, str]) -> ServerAnswer:
-        """Send a POST. Where the server has closed a kept connection, it tries once more."""
+        `held_from`: number of the oldest batch of its producer that is held; 0 holds none.
+        """
+        waited = {schema.CLOCK_HEADER: str(time.time_ns())}
+        more = waited if has_waited else {schema.VITALS_HEADER: "1"}
+        if held_from:
+            more[schema.HELD_HEADER] = str(held_from)
+        return self.send(INGEST_PATH, body, _BATCH_HEADERS | more)
+
+    def ask_watermark(self, run_id: str, producer: str, held_from: int) -> ServerAnswer:
+        """Ask how far the batches of a producer are stored."""
+        asked = {"run_id": run_id, "producer": producer, "held_from": str(held_from)}
+        return self.send(f"{WATERMARK_PATH}?{urlencode(asked)}", b"", {}, "GET")
+
+    def send(
+        self, path: str, body: bytes, headers: dict[str, str], method: str = "POST"
+    ) -> ServerAnswer:
+        """Send a request. Where the server has closed a kept connection, it tries once more."""
         begun = time.monotonic()
         try:
             answer = self._client.request(
-                "POST", path, body, headers, timeout_seconds=self._limit_seconds
+                method, path, body, headers, timeout_seconds=self._limit_seconds
             )
         except HttpError as error:
             if error.is_timeout:

@@ -1,16 +1,18 @@
 """The bounded queue of batches: one file each, so that they outlive the collector.
 
-A file appears by rename. It is deleted when the server has acknowledged it, or when it is the
-oldest and the limit is reached. While the disk takes no file, batches wait in memory, fewer of
-them.
+A file appears by rename. It is deleted when the server has stored it, or when it is the oldest and
+the limit is reached. A server may accept a batch before it has stored it: then it is held, to be
+sent again if it is lost there. While the disk takes no file, batches wait in memory, fewer of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +22,18 @@ import msgspec
 
 from rankscope.files.run_directory import make_private
 from rankscope.node.offsets import Offsets
+from rankscope.wire.schema import Watermark
 
 MAGIC = b"RSCSPL01"
 SUFFIX = ".batch"
 MAX_MEMORY_BYTES = 16 << 20
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 64 << 20
+# How long nothing of what was accepted may become durable before the oldest is sent again, and the
+# longest of these pauses, each of which is twice the one before.
+_FIRST_STILL_SECONDS, _LAST_STILL_SECONDS = 30.0, 480.0
+
+logger = logging.getLogger(__name__)
 
 
 class SpoolHeader(msgspec.Struct):
@@ -46,6 +54,7 @@ class SpoolEntry:
     num_bytes: int
     path: Path | None
     data: bytes = b""
+    producer: str = ""  # empty: not known, as its file cannot be read now
 
     def body(self) -> bytes:
         """Return the batch as it is posted. Raises OSError, ValueError for a damaged file."""
@@ -62,14 +71,20 @@ class Spool:
     Raises OSError if the directory cannot be made.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, limit_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.recovered: Offsets | None = None
         self.num_damaged = 0
         self._directory = directory
-        self._limit_bytes = limit_bytes
-        self._entries: deque[SpoolEntry] = deque()
-        self._bytes = {False: 0, True: 0}  # of the entries: in files, in memory
+        self._limit_bytes, self._clock = limit_bytes, clock
+        self._entries: deque[SpoolEntry] = deque()  # to be sent
+        self._held: deque[SpoolEntry] = deque()  # accepted, and not known to be stored
+        self._bytes = {False: 0, True: 0}  # of both: in files, in memory
         self._in_flight: SpoolEntry | None = None
+        self._again: SpoolEntry | None = None  # the held one that was sent again last
+        self._still_since, self._still_seconds = 0.0, _FIRST_STILL_SECONDS
+        self._has_said = False
         self._changed = threading.Condition()
         make_private(directory)
         self._recover()
@@ -90,7 +105,8 @@ class Spool:
             with contextlib.suppress(OSError):
                 fresh.unlink()
             raise
-        return SpoolEntry(header.sequence, header.num_items, path.stat().st_size, path)
+        size = path.stat().st_size
+        return SpoolEntry(header.sequence, header.num_items, size, path, producer=header.producer)
 
     def has_room(self, num_bytes: int) -> bool:
         """Return whether a file of this size fits as things are."""
@@ -99,9 +115,11 @@ class Spool:
     def make_room(self, num_bytes: int) -> list[SpoolEntry]:
         """Take the oldest files out of the queue until one of this size fits, or none is left.
 
-        They are to be passed to `delete` when their loss is on the disk.
+        They are to be passed to `delete` when their loss is on the disk. What the server has
+        accepted goes first, and is no loss.
         """
         with self._changed:
+            self._let_go(in_memory=False, limit=self._limit_bytes - num_bytes)
             return self._take_out(in_memory=False, limit=self._limit_bytes - num_bytes)
 
     @staticmethod
@@ -114,6 +132,7 @@ class Spool:
         """Queue a batch; return those in memory that had to go for it."""
         with self._changed:
             limit = MAX_MEMORY_BYTES - (entry.num_bytes if entry.path is None else 0)
+            self._let_go(in_memory=True, limit=limit)
             gone = self._take_out(in_memory=True, limit=limit)
             self._append(entry)
             self._changed.notify_all()
@@ -130,6 +149,19 @@ class Spool:
                 self._remove(entry)
                 gone.append(entry)
         return gone
+
+    def _let_go(self, *, in_memory: bool, limit: int) -> None:
+        """Hold the oldest of what is accepted no longer: no loss, unless the server loses it."""
+        for entry in [one for one in self._held if (one.path is None) is in_memory]:
+            if self._bytes[in_memory] <= limit:
+                return
+            self._release(entry)
+            if not self._has_said:
+                self._has_said = True
+                logger.warning(
+                    "the spool is full of batches that the server has accepted and not stored yet: "
+                    "the oldest are not held any longer, and are lost if it loses them"
+                )
 
     # --- the uploading side --------------------------------------------------------------
 
@@ -149,12 +181,75 @@ class Spool:
                 self._remove(entry)
         _delete(entry)
 
+    def hold(self, entry: SpoolEntry) -> None:
+        """Take note that a batch is accepted: it is held until `settle` says that it is stored."""
+        with self._changed:
+            self._in_flight = None
+            with contextlib.suppress(ValueError):  # there was no room for it
+                self._entries.remove(entry)
+                if not self._held:
+                    self._stir()
+                self._held.append(entry)
+
+    def settle(self, producer: str, watermark: Watermark) -> None:
+        """Release what is stored of a producer's batches; what was lost is to be sent again."""
+        with self._changed:
+            mine = [entry for entry in self._held if entry.producer == producer]
+            stored = [entry for entry in mine if entry.sequence <= watermark.durable]
+            # What is accepted is stored in that order: of two the one before cannot be on its way.
+            lost = [one for one in mine if watermark.durable < one.sequence < watermark.newest]
+            if self._again in stored:
+                before = mine[: mine.index(self._again)]
+                lost = [entry for entry in before if entry.sequence > watermark.durable]
+            for entry in stored:
+                self._release(entry)
+            if stored:
+                self._stir()
+            self._send_again(lost)
+
+    def send_again_if_still(self) -> None:
+        """Send the oldest of what is held again, where for long nothing of it became durable."""
+        with self._changed:
+            due = self._still_since + self._still_seconds
+            if self._held and self._clock() >= due:
+                self._again = self._held[0]
+                self._send_again([self._again])
+                self._still_since += self._still_seconds
+                self._still_seconds = min(2 * self._still_seconds, _LAST_STILL_SECONDS)
+
+    def oldest_held(self) -> dict[str, int]:
+        """Return the number of the oldest batch that is held of each producer."""
+        with self._changed:
+            return {
+                producer: min(one.sequence for one in self._held if one.producer == producer)
+                for producer in {one.producer for one in self._held}
+            }
+
+    def _stir(self) -> None:
+        self._again = None
+        self._still_since, self._still_seconds = self._clock(), _FIRST_STILL_SECONDS
+
+    def _send_again(self, entries: list[SpoolEntry]) -> None:
+        for entry in entries:
+            self._held.remove(entry)
+        self._entries.extendleft(sorted(entries, key=lambda entry: -entry.sequence))
+
+    def _release(self, entry: SpoolEntry) -> None:
+        self._held.remove(entry)
+        self._bytes[entry.path is None] -= entry.num_bytes
+        _delete(entry)
+
     # --- both ----------------------------------------------------------------------------
 
     def waiting(self) -> tuple[int, int]:
-        """Return (batches, bytes) that wait."""
+        """Return (batches, bytes) that wait to be sent, the bytes with those that are held."""
         with self._changed:
             return len(self._entries), sum(self._bytes.values())
+
+    def is_empty(self) -> bool:
+        """Return whether nothing waits, and all that was accepted is stored."""
+        with self._changed:
+            return not self._entries and not self._held
 
     def has_memory_entries(self) -> bool:
         """Return whether some batch is nowhere but in memory."""
@@ -186,7 +281,9 @@ class Spool:
                 if sequence.isdecimal():
                     self._append(SpoolEntry(int(sequence), 1, 0, path))
                 continue
-            self._append(SpoolEntry(header.sequence, header.num_items, size, path))
+            self._append(
+                SpoolEntry(header.sequence, header.num_items, size, path, producer=header.producer)
+            )
             if self.recovered is None or header.offsets.sequence > self.recovered.sequence:
                 self.recovered = header.offsets
         dropped = set(self.recovered.dropped if self.recovered else ())

@@ -1,7 +1,7 @@
 """Sends batches to the server, on a thread of its own.
 
-A batch stays in the spool until the server has answered 200: it answers only what is durable, and
-stores a (producer, sequence) once however often it comes.
+A batch stays in the spool until the server says by a watermark that it is stored, or has answered
+200 and gives no watermark. A (producer, sequence) is stored once however often it comes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Uploader(threading.Thread):
         traces: TraceWorker | None = None,
         clock: ClockExchange | None = None,
         vitals: Vitals | None = None,
+        run_id: str = "",
     ) -> None:
         super().__init__(name="rankscope-upload", daemon=True)
         self._server = server
@@ -50,6 +51,8 @@ class Uploader(threading.Thread):
         self._traces = traces
         self._clock = clock
         self._vitals = vitals
+        self._run_id = run_id
+        self._num_refused: dict[str, int] = {}  # by producer, as the server says
         self._ending = threading.Event()
         self._failures = 0
         self._failing_since = 0.0
@@ -75,6 +78,8 @@ class Uploader(threading.Thread):
         if entry is not None:
             self._send_vitals()
             self._send(entry)
+        elif not has_parts:
+            self._ask_watermarks()
         if traces is not None and not self._failures:
             traces.send_part(self._server)
         if self._clock is not None and entry is not None and not self._failures:
@@ -107,7 +112,8 @@ class Uploader(threading.Thread):
         except (ValueError, RecursionError) as error:
             self._refused(entry, f"spool file unreadable: {error}")
             return
-        answer = self._server.post(body)
+        held_from = self._spool.oldest_held().get(entry.producer, entry.sequence)
+        answer = self._server.post(body, held_from=held_from if entry.producer else 0)
         if answer.status == 200 and answer.is_ours:
             self._accepted(entry, answer)
         elif answer.is_refusal:
@@ -132,7 +138,14 @@ class Uploader(threading.Thread):
             )
             for part in _refused_parts(answer):
                 self._on_refused(1, part)
-        self._spool.done(entry)
+        if answer.watermark is None or not entry.producer:
+            self._spool.done(entry)
+        else:
+            self._spool.hold(entry)
+            # of a producer that an earlier life of this process began, that one knew of some
+            refused = answer.watermark.refused if entry.sequence > 1 else 0
+            self._num_refused.setdefault(entry.producer, refused)
+            self._settle(entry.producer, answer.watermark)
         if self._failures:
             logger.warning(
                 "batches are sent again after %.1f s",
@@ -142,6 +155,23 @@ class Uploader(threading.Thread):
         commands = answer.commands()
         if commands:
             self._on_commands(commands)
+
+    def _ask_watermarks(self) -> None:
+        """Ask how far the server has stored what it accepted, where no batch is there to send."""
+        for producer, number in self._spool.oldest_held().items():
+            answer = self._server.ask_watermark(self._run_id, producer, number)
+            if answer.status == 200 and answer.watermark is not None:
+                self._settle(producer, answer.watermark)
+        self._spool.send_again_if_still()
+
+    def _settle(self, producer: str, watermark: schema.Watermark) -> None:
+        """Release what is stored, and count what was refused since it was accepted."""
+        more = watermark.refused - self._num_refused[producer]
+        if more > 0:
+            self._num_refused[producer] = watermark.refused
+            logger.warning("the server refused %d records and chunks of earlier batches", more)
+            self._on_refused(more, "refused when it was accepted already")
+        self._spool.settle(producer, watermark)
 
     def _refused(self, entry: SpoolEntry, reason: str) -> None:
         logger.error(
