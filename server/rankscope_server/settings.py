@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import ipaddress
 import os
 import re
@@ -56,12 +57,14 @@ class Setting:
 
 MIB = 1 << 20
 ROLES = ("ingest", "read", "operate", "admin")
+PROCESS_ROLES = ("gateway", "worker", "web", "all")
 _SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
 # tables of the file, and one within each
 TABLES = {"alerts": "channel.NAME", "oidc": "access.NAME"}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_LOG_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 _SIZES = (1024, 1 << 40)  # bytes
 _PAUSES = (0.05, 86_400.0)  # seconds; without a pause a loop would keep a processor busy
@@ -158,6 +161,28 @@ class Settings:
     database_url: str = _setting(
         "", "SQLAlchemy address of the store; default is SQLite in data_dir."
     )
+    role: str = _setting(
+        "all", "What this process does where there is a log: gateway, worker, web or all of it."
+    )
+    nats_url: str = _setting(
+        "",
+        "Servers of NATS JetStream that batches go through, separated by commas; default: none, "
+        "batches are stored before they are answered.",
+        is_secret=True,
+    )
+    nats_credentials: str = _setting("", "File with the credentials of this server for NATS.")
+    log_name: str = _setting(
+        "rankscope", "Name of the log, of its own for each store that shares servers of NATS."
+    )
+    log_partitions: int = _setting(
+        8, "Parts of the log, each with its own worker; the same on all servers, and for good.",
+        (1, 256),
+    )  # fmt: skip
+    log_partition_bytes: int = _setting(
+        1 << 30, "Most bytes that wait in each part; then batches stay at their collectors.",
+        (1 << 20, 1 << 50),
+    )  # fmt: skip
+    log_replicas: int = _setting(3, "Servers of NATS that each part is on.", (1, 5))
     ready_file: str = _setting(
         "", "File that receives {url, pid} as JSON once requests are accepted."
     )
@@ -306,6 +331,21 @@ class Settings:
     file: ConfigFile = NO_FILE
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False)  # of no defaults
 
+    @property
+    def takes_batches(self) -> bool:
+        """Return whether this process answers to batches."""
+        return self.role in ("gateway", "all")
+
+    @property
+    def works(self) -> bool:
+        """Return whether this process stores, looks and does what is to be done once."""
+        return self.role in ("worker", "all")
+
+    @property
+    def holds_preflights(self) -> bool:
+        """Return whether preflights may live in this process."""
+        return self.role in ("web", "all")
+
     def directory(self, environ: Mapping[str, str] = os.environ) -> Path:
         """Return the data directory, by default that of the user."""
         if self.data_dir:
@@ -324,6 +364,10 @@ class Settings:
     def price_list(self) -> PriceList:
         """Return what hosts cost. Raises ValueError."""
         return price_list(self.prices, self.currency)
+
+    def nats_servers(self) -> list[str]:
+        """Return the addresses of the servers of NATS; none: there is no log."""
+        return [url.strip() for url in self.nats_url.split(",") if url.strip()]
 
     def host_names(self) -> tuple[str, ...]:
         """Return the other names that are answered to."""
@@ -451,6 +495,7 @@ def check(settings: Settings) -> None:
     """Raise SettingsError where the settings would be unsafe or cannot work."""
     _check_words(settings)
     _check_addresses(settings)
+    _check_log(settings)
     if settings.ready_file and not os.access(Path(settings.ready_file).parent, os.W_OK):
         raise SettingsError(
             f"ready_file {settings.ready_file!r}: its folder does not exist or is not writable; "
@@ -489,6 +534,31 @@ def _check_words(settings: Settings) -> None:
     wrong = [name for name in settings.host_names() if not _HOST_NAME.fullmatch(name)]
     if wrong:
         raise SettingsError(f"allowed_hosts: {wrong[0]!r} is no name; say gpu.example,10.0.0.5")
+
+
+def _check_log(settings: Settings) -> None:
+    if settings.role not in PROCESS_ROLES:
+        raise SettingsError(f"role is {settings.role!r}; use {', '.join(PROCESS_ROLES)}")
+    if not settings.nats_url:
+        if settings.role != "all":
+            raise SettingsError(
+                f"--role {settings.role} needs a log: set {ENVIRONMENT_PREFIX}NATS_URL too"
+            )
+        return
+    for url in settings.nats_servers():
+        parts = urlsplit(url)
+        if parts.scheme not in ("nats", "tls") or not parts.hostname:
+            raise SettingsError("nats_url: each is an address like nats://10.0.0.7:4222, or tls://")
+    if not settings.database_url.startswith("postgresql"):
+        raise SettingsError("nats_url needs PostgreSQL as the store: say --database-url too")
+    if not _LOG_NAME.fullmatch(settings.log_name):
+        raise SettingsError(f"log_name {settings.log_name!r}: use letters, digits, - and _")
+    if importlib.util.find_spec("nats") is None:
+        raise SettingsError("nats_url needs its client: pip install 'rankscope[server,fleet]'")
+    if settings.nats_credentials and not os.access(settings.nats_credentials, os.R_OK):
+        raise SettingsError(
+            f"nats_credentials {settings.nats_credentials!r} cannot be read: name another file"
+        )
 
 
 def _networks(text: str) -> tuple[Network, ...]:

@@ -33,7 +33,7 @@ def test_good_batch_is_counted(sender: Sender) -> None:
     answer = sender.send(log_line("hello"), log_line("there"), chunks=[steps_of()])
     assert answer == {
         "accepted_records": 2, "accepted_chunks": 1, "duplicate": False, "refused": [],
-        "commands": [],
+        "commands": [], "watermark": None,
     }  # fmt: skip
     assert sender.get("")["counts"]["log_lines"] == 2
     assert sender.get("")["run"]["step"] == 5

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema, zstd
-from rankscope_server.api.validating import Prepared, Validator
+from rankscope_server.batch_log.validating import Prepared, Validator
 from rankscope_server.ingest.batch import (
     ValidatedBatch,
     read_batch,
@@ -143,7 +143,7 @@ def test_the_validator_answers_each_with_its_own(num_under_way: int) -> None:
 
 
 def test_a_defect_costs_the_batch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope_server.api import validating
+    from rankscope_server.batch_log import validating
 
     def journal_of(records: list[Any]) -> Journal:
         if any(isinstance(record, schema.Loss) for record in records):

@@ -97,6 +97,11 @@ def assert_whole(server: ServerProcess, url: str, steps: int = STEPS) -> None:
     assert scalar(url, "SELECT sum(\"count\") FROM chunk WHERE kind = 'steps'") == steps * RANKS
 
 
+def assert_nothing_held(folder: Path) -> None:
+    """The collector frees what the server has stored, whichever of them knows watermarks."""
+    wait_until(lambda: not list((folder / "runs").rglob("*.batch")), LIMIT_S)
+
+
 @pytest.mark.multiproc
 @pytest.mark.parametrize("commit", [OLDEST_AGENT, OLDER])
 def test_an_older_agent_is_understood(commit: str, servers: ExitStack, tmp_path: Path) -> None:
@@ -104,6 +109,7 @@ def test_an_older_agent_is_understood(commit: str, servers: ExitStack, tmp_path:
     server = started(servers, tmp_path)
     finish(train(servers, tmp_path, server.url, older))
     assert_whole(server, f"sqlite:///{tmp_path / NAME}")
+    assert_nothing_held(tmp_path)
 
 
 @pytest.mark.multiproc
@@ -112,6 +118,7 @@ def test_an_older_server_understands_the_agent(servers: ExitStack, tmp_path: Pat
     server = started(servers, tmp_path, older=older)
     finish(train(servers, tmp_path, server.url, {}))
     assert_whole(server, f"sqlite:///{tmp_path / NAME}")
+    assert_nothing_held(tmp_path)
 
 
 def test_of_a_newer_agent_what_is_new_is_left_out_and_counted(sender: Sender) -> None:

@@ -1085,13 +1085,14 @@ export interface IcicleNode {
   num_roots: number;
 }
 
-/** What was stored of a batch. */
+/** What was accepted of a batch. */
 export interface IngestAnswer {
   accepted_records: number;
   accepted_chunks: number;
   duplicate: boolean;
   refused: Refused[];
   commands: Command[];
+  watermark: Watermark | null;
 }
 
 /** What there is of a kind, and how long it is kept; 0 is no limit. */
@@ -2797,6 +2798,18 @@ export interface WaitNode {
   operation: string;
   num_groups: number;
   waited_seconds: number | null;
+}
+
+/** How far the batches of a producer are stored: what was accepted may still be on its way.  Holds for what its collector holds: none of that is missing up to `durable`. */
+export interface Watermark {
+  durable: number;
+  newest: number;
+  refused: number;
+}
+
+/** How far the batches of a producer are durable. */
+export interface WatermarkAnswer {
+  watermark: Watermark;
 }
 
 /** What changes would give: those that were asked for together, else each that makes sense. */

@@ -31,7 +31,7 @@ from rankscope_server.store.writer import Writer
 _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 # why a request was not served: `StoreUnavailableError.cause`
-CAUSES = ("disk_full", "behind", "stopping", "damaged", "database")
+CAUSES = ("disk_full", "behind", "stopping", "damaged", "database", "log")
 
 disable_created_metrics()  # a second series for each counter, always the start of the server
 

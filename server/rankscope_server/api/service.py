@@ -20,7 +20,10 @@ from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
 from rankscope_server.api.neighbours import Parts, joined
-from rankscope_server.api.validating import Validator
+from rankscope_server.api.stored import Announcer
+from rankscope_server.batch_log.interface import Log
+from rankscope_server.batch_log.opening import Following, Store, open_log
+from rankscope_server.batch_log.partitions import LeasesOfRuns, Share
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.intake import Intake
 from rankscope_server.limits import Buckets
@@ -31,6 +34,7 @@ from rankscope_server.retention.loop import RetentionLoop
 from rankscope_server.settings import Settings, is_loopback
 from rankscope_server.store.disk import Disk, disk_of
 from rankscope_server.store.engine import only_server, open_engines
+from rankscope_server.store.leases import ALERTS, PREFLIGHTS, RETENTION, Leases, LeasesOf
 from rankscope_server.store.shared_leases import SharedLeases, open_leases
 from rankscope_server.store.writer import Writer
 
@@ -54,7 +58,8 @@ class Service:
     door: Door
     tries: Tries
     issuer: Issuer | None  # to sign in with
-    validator: Validator
+    log: Log  # the way of batches into the store
+    followers: Following | None  # that store what is in it, where it is no direct one
     begun: Buckets = field(default_factory=Buckets)  # sign-ins with the issuer, by address
     event_quota: Quota = field(default_factory=lambda: Quota("events"))
 
@@ -77,6 +82,22 @@ class Service:
         return self.settings.silent_after_seconds + self.intake.delay_seconds(run_id)
 
 
+def names_of(settings: Settings) -> tuple[str, ...]:
+    """Return the work of the whole store that a process of this role may do."""
+    works = (ALERTS, RETENTION) if settings.works else ()
+    return works + ((PREFLIGHTS,) if settings.holds_preflights else ())
+
+
+def _divided(
+    settings: Settings, leases: Leases, names: tuple[str, ...]
+) -> tuple[Share | None, Leases, Leases]:
+    """Return what this process has of the log, and its leases of the store and of runs."""
+    if not isinstance(leases, SharedLeases) or not settings.nats_url:
+        return None, leases, leases
+    share = Share(leases, settings.log_partitions)
+    return share, LeasesOf(leases, names), LeasesOfRuns(leases, share)
+
+
 @contextmanager
 def open_service(settings: Settings) -> Iterator[Service]:
     """Open the store and start the threads; at the end stop them in order.
@@ -94,16 +115,18 @@ def open_service(settings: Settings) -> Iterator[Service]:
         writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
         intake = Intake()
-        leases = stack.enter_context(open_leases(url, writing))
-        analysis = AnalysisLoop(settings, writer, reader, broker, leases, intake=intake)
+        names = names_of(settings)
+        leases = stack.enter_context(open_leases(url, writing, settings.role, names))
+        share, of_store, of_runs = _divided(settings, leases, names)
+        analysis = AnalysisLoop(settings, writer, reader, broker, of_runs, intake=intake)
         writer.start()
         stack.callback(writer.close)
         analysis.start()
         stack.callback(analysis.close)
-        preflights = Hub(writer, reader, broker, leases)
+        preflights = Hub(writer, reader, broker, of_store)
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
-        retention = RetentionLoop(settings, writer, reader, broker, disk, leases)
+        retention = RetentionLoop(settings, writer, reader, broker, disk, of_store)
         retention.on_deleted = analysis.forget
         retention.start()
         stack.callback(retention.close)
@@ -114,7 +137,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
                 intake.own_delay_seconds,
                 lambda: max(writer.queue_ratio, leases.others.queue_ratio),
             ),
-            leases,
+            of_store,
         )  # fmt: skip
         counters = Counters(analysis, broker, intake, writer, disk, retention, alerts)
         counters.count_servers(lambda: leases.num_servers)
@@ -123,9 +146,15 @@ def open_service(settings: Settings) -> Iterator[Service]:
         if isinstance(leases, SharedLeases):
             parts = Parts(writer, broker, analysis, retention, alerts)
             stack.enter_context(joined(url, leases, parts))
-        validator = Validator(settings.max_unpacked_bytes, lambda: intake.num_batches)
-        validator.start()
-        stack.callback(validator.close)
+        announcer = Announcer(analysis, broker, counters)
+        batches, followers = stack.enter_context(
+            open_log(
+                settings,
+                Store(reader, writer, leases, share, intake),
+                announcer.stored,
+                counters.rejected.inc,
+            )
+        )
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
             disk, retention, alerts,
@@ -133,7 +162,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
                 settings.token, reader, is_shut=settings.has_other_doors,
                 mark=issuer.mark if issuer is not None else "",
             ),
-            Tries(), issuer, validator,
+            Tries(), issuer, batches, followers,
         )  # fmt: skip
 
 

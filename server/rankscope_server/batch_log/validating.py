@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple
 
+from rankscope_server.batch_log.interface import Head
 from rankscope_server.ingest.batch import ReadBatch, ValidatedBatch, read_batch, validate_batches
 from rankscope_server.problems import Problem
 from rankscope_server.store.batches import Journal, pack_journal
@@ -26,7 +27,22 @@ _MOST_BATCHES = 64  # of a group
 _URGENT, _BULK, _LAST = range(3)  # in this order what waits is validated
 _MOST_BYTES, _MOST_EVENTS = 4 << 20, 200_000  # of batches that are unpacked at once
 
-Prepared: TypeAlias = tuple[ValidatedBatch, Journal]
+
+class Prepared(NamedTuple):
+    """A batch that can be stored as it is."""
+
+    batch: ValidatedBatch
+    journal: Journal
+
+    @property
+    def head(self) -> Head:
+        """Return what it is."""
+        batch = self.batch
+        num_events = sum(part.chunk.count for part in batch.chunks)
+        return Head(
+            batch.run_id, batch.producer, batch.sequence, batch.sent_ns, len(batch.records),
+            len(batch.chunks), num_events,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +146,7 @@ class Validator:
     def _validate(self, ready: list[tuple[_Body, ReadBatch]]) -> None:
         try:
             batches = validate_batches([batch for _, batch in ready])
-            prepared = [(batch, pack_journal(batch.records)) for batch in batches]
+            prepared = [Prepared(batch, pack_journal(batch.records)) for batch in batches]
         except Exception as error:  # noqa: BLE001 - a defect of ours: it belongs to who sent it
             if len(ready) == 1:
                 ready[0][0].future.set_exception(error)

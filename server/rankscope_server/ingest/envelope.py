@@ -14,8 +14,7 @@ from rankscope_server.problems import Problem
 MAX_RECORDS = 200_000
 MAX_CHUNKS = 4_096
 MAX_SEQUENCE = 1 << 48  # so that those of all producers of a run can be added up
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
+RUN_ID, NAME = r"[A-Za-z0-9._-]{1,128}", r"[^\x00-\x1f\x7f]{1,255}"
 _PLACE = re.compile(r"`\$\.?([^`]*)`")
 
 
@@ -89,12 +88,12 @@ def _check(envelope: Envelope) -> None:
     def refuse(field: str, why: str, remedy: str) -> None:
         raise Problem(400, f"{field} {why}", field, remedy)
 
-    if not _RUN_ID.fullmatch(envelope.run_id) or envelope.run_id in {".", ".."}:
+    if not re.fullmatch(RUN_ID, envelope.run_id) or envelope.run_id in {".", ".."}:
         refuse(
             "run_id", "is not a run id", "use 1 to 128 letters, digits, dots, dashes, underscores"
         )
     for field in ("producer", "host"):
-        if not _NAME.fullmatch(getattr(envelope, field)):
+        if not re.fullmatch(NAME, getattr(envelope, field)):
             refuse(
                 field,
                 "is empty, too long or holds control characters",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,8 +30,19 @@ _SELECT_MINE = sa.select(_LEASE.epoch).where(
 # The next owner waits for the end of this transaction; a renewal does not.
 _SELECT_TO_WRITE = _SELECT_MINE.with_for_update(read=True, key_share=True)
 
+_ADVANCE = (
+    sa.update(tables.lease)
+    .where(
+        _LEASE.name == sa.bindparam("of"),
+        _LEASE.owner == sa.bindparam("mine"),
+        _LEASE.epoch == sa.bindparam("held"),
+    )
+    .values(applied=sa.bindparam("to"))
+)
+
 # Work of the whole store; that of a run has a lease of its own.
 ALERTS, RETENTION, PREFLIGHTS = "alerts", "retention", "preflights"
+OF_THE_STORE = (ALERTS, RETENTION, PREFLIGHTS)
 
 
 class LeaseLostError(RuntimeError):
@@ -49,6 +60,15 @@ class Held:
     def check(self, connection: sa.Connection) -> None:
         """Raise LeaseLostError, unless this lease holds until the end of the transaction."""
         if not self.is_held(connection, _SELECT_TO_WRITE):
+            raise LeaseLostError(f"the lease of {self.name} has another owner now")
+
+    def advance(self, connection: sa.Connection, applied: int) -> None:
+        """Write that a partition of the log is in the store up to `applied`, with this transaction.
+
+        Raises LeaseLostError where another process has it now.
+        """
+        mine = {"of": self.name, "mine": self.owner, "held": self.epoch, "to": applied}
+        if not connection.execute(_ADVANCE, mine).rowcount:
             raise LeaseLostError(f"the lease of {self.name} has another owner now")
 
     def is_held(
@@ -92,6 +112,37 @@ class Leases(Protocol):
     @property
     def num_servers(self) -> int:
         """Return how many processes are up, this one with them."""
+
+
+class LeasesOf:
+    """The leases of a process that may have some names only; the others are other processes'."""
+
+    is_shared = True
+
+    def __init__(self, leases: Leases, names: Collection[str]) -> None:
+        self._leases, self._names = leases, names
+
+    def hold(self, name: str, run_id: str = "") -> Held | None:
+        """Return the lease while this process has it, and ask for it where it may have it."""
+        return self._leases.hold(name, run_id) if name in self._names else None
+
+    def take(self) -> None:
+        """Take what was asked for since the last time."""
+        self._leases.take()
+
+    def release(self, name: str) -> None:
+        """Give a lease back, and ask for it no more."""
+        self._leases.release(name)
+
+    @property
+    def others(self) -> Vitals:
+        """Return the worst of the other processes."""
+        return self._leases.others
+
+    @property
+    def num_servers(self) -> int:
+        """Return how many processes are up."""
+        return self._leases.num_servers
 
 
 def new_owner() -> tuple[str, str]:
@@ -139,3 +190,8 @@ def said_of(connection: sa.Connection, name: str) -> Any:
         .where(_LEASE.name == name)
     )
     return None if said is None else msgspec.json.decode(said).get(name)
+
+
+def applied_of(connection: sa.Connection, name: str) -> int:
+    """Return up to where a partition of the log is in the store; 0 for nothing."""
+    return int(connection.scalar(sa.select(_LEASE.applied).where(_LEASE.name == name)) or 0)

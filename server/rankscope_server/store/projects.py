@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from rankscope_server.problems import Problem, not_found
 from rankscope_server.store import tables
 
 
@@ -35,3 +36,11 @@ def claim_run(connection: sa.Connection, run_id: str, project: str) -> bool:
     if found is None:
         connection.execute(sa.insert(run).values(run_id=run_id, project=project))
     return found in (None, project)
+
+
+def not_ours(run_id: str) -> Problem:
+    """Return the answer to a batch of a run that is another project's: it says no more than 404."""
+    return not_found(
+        f"no run {run_id[:128]!r} of the project of this token",
+        "choose another name with RANKSCOPE_RUN_ID, or use a token of that project", "run_id",
+    )  # fmt: skip

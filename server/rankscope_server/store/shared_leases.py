@@ -22,9 +22,7 @@ from sqlalchemy.dialects import postgresql
 from rankscope_server.store import tables
 from rankscope_server.store.engine import open_for_leases, upsert
 from rankscope_server.store.leases import (
-    ALERTS,
-    PREFLIGHTS,
-    RETENTION,
+    OF_THE_STORE,
     Held,
     Leases,
     OneProcess,
@@ -62,6 +60,7 @@ _FORGET = sa.delete(tables.server).where(
     _SERVER.expires_ns < sa.bindparam("before_ns"),
     _SERVER.id.not_in(sa.select(_LEASE.owner)),
 )
+_SELECT_WORKERS = _UP.where(_SERVER.role.in_(("worker", "all"))).order_by(_SERVER.id)
 _SELECT_OTHERS = sa.select(
     sa.func.count(), sa.func.max(_SERVER.behind_ms), sa.func.max(_SERVER.queue_ratio)
 ).where(_SERVER.id != _OWNER, _SERVER.expires_ns > _NOW_NS)
@@ -75,17 +74,19 @@ _SELECT_ORPHANED = (
 
 
 @contextmanager
-def open_leases(url: str, writing: sa.Engine) -> Iterator[Leases]:
+def open_leases(
+    url: str, writing: sa.Engine, role: str = "all", names: Iterable[str] = OF_THE_STORE
+) -> Iterator[Leases]:
     """Give the leases of this process on a store; at the end they are given back.
 
-    With SQLite this process has the lock of the file (`only_server`).
+    It asks for `names` from the start. With SQLite it has the lock of the file (`only_server`).
     """
     if writing.dialect.name != "postgresql":
         yield OneProcess(writing)
         return
     engine = open_for_leases(url)
-    leases = SharedLeases(engine)
-    for name in (ALERTS, RETENTION, PREFLIGHTS):
+    leases = SharedLeases(engine, role=role)
+    for name in names:
         leases.hold(name)
     leases.start()
     try:
@@ -102,6 +103,7 @@ class _Renewed:
     at: float = float("-inf")  # when it began, on the monotonic clock
     others: Vitals = field(default_factory=Vitals)
     num_others: int = 0
+    workers: tuple[str, ...] = ()
 
 
 class SharedLeases:
@@ -109,8 +111,9 @@ class SharedLeases:
 
     is_shared = True
 
-    def __init__(self, engine: sa.Engine, vitals: VitalsOf = Vitals) -> None:
+    def __init__(self, engine: sa.Engine, vitals: VitalsOf = Vitals, *, role: str = "all") -> None:
         self.owner, self._name = new_owner()
+        self._role = role
         self.vitals = vitals
         self._engine = engine
         self._lock, self._renewing = threading.Lock(), threading.Lock()
@@ -169,6 +172,11 @@ class SharedLeases:
         """Return how many processes are up, this one with them."""
         return 1 + self._renewed.num_others
 
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Return the processes that are up and store what is in the log, in an order."""
+        return self._renewed.workers
+
     def renew(self) -> None:
         """Say that this process is up, give back and take leases; one thread at a time.
 
@@ -184,6 +192,7 @@ class SharedLeases:
                 connection.execute(_GIVE_BACK, self._of(given_back))
             found = self._take(connection, wanted)
             others, num_others = self._look_at_others(connection, wanted)
+            workers = tuple(connection.scalars(_SELECT_WORKERS))
         with self._lock:
             self._given_back -= given_back
             self._held = {
@@ -191,7 +200,7 @@ class SharedLeases:
                 for name, epoch in found.items()
                 if name in self._wanted
             }
-            self._renewed = _Renewed(at, others, num_others)
+            self._renewed = _Renewed(at, others, num_others, workers)
 
     def _of(self, names: Iterable[str]) -> dict[str, Any]:
         return {"names": sorted(names), "mine": self.owner}
@@ -202,7 +211,7 @@ class SharedLeases:
         row = {
             "id": self.owner, "name": self._name, "expires_ns": now_ns + int(TERM_SECONDS * 1e9),
             "behind_ms": int(vitals.behind_seconds * 1e3), "queue_ratio": vitals.queue_ratio,
-            "says": msgspec.json.encode(vitals.says).decode(),
+            "says": msgspec.json.encode(vitals.says).decode(), "role": self._role,
         }  # fmt: skip
         upsert(connection, tables.server, [row], _SAID)
         long_ago_ns = now_ns - int(_FORGET_SECONDS * 1e9)

@@ -775,6 +775,7 @@ server = sa.Table(
     _number("behind_ms"),  # for how long what is stored waits for its analysis
     sa.Column("queue_ratio", sa.Double, nullable=False, server_default="0"),
     _text("says", "{}"),  # JSON: how the work goes of which it holds the leases
+    _text("role", "all"),  # what it does, where there is a log
 )
 
 lease = sa.Table(
@@ -784,5 +785,6 @@ lease = sa.Table(
     sa.Column("run_id", sa.String(128), nullable=False, server_default=""),  # empty: of no run
     sa.Column("owner", sa.String(32), nullable=False, server_default=""),  # empty: given back
     _number("epoch"),  # grows with every owner: what an earlier one still writes is refused
+    _number("applied"),  # of a partition of the log: up to here it is in the store
 )
 sa.Index("ix_lease_run_id", lease.c.run_id)

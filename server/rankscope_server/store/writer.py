@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -45,7 +45,7 @@ class Job(Generic[T]):
 
     work: Callable[[Unit], T]
     after_commit: Callable[[T], None] | None = None
-    lock: str = ""
+    locks: frozenset[str] = frozenset()
     announce: Callable[[Unit], None] | None = None
     future: Future[T] = field(default_factory=Future)
 
@@ -97,17 +97,19 @@ class Writer:
         *,
         frees_space: bool = False,
         lock: str = "",
+        locks: Iterable[str] = (),
         announce: Callable[[Unit], None] | None = None,
         is_urgent: bool = False,
     ) -> Future[T]:
         """Queue work; the future is done after its commit.
 
-        `lock` names what the work reads, changes and writes: other processes that write it wait.
-        What is urgent goes past what is not, and has room where that has none.
+        `lock` names what the work reads, changes and writes: other processes that write it wait;
+        `locks` the same of work on several things. What is urgent goes past what is not, and has
+        room where that has none.
         Raises StoreUnavailableError where too much waits already, the server ends, or the disk is
         full and the work does not free space.
         """
-        job = Job(work, after_commit, lock, announce)
+        job = Job(work, after_commit, frozenset({*locks, lock} - {""}), announce)
         if self._closed:
             raise StoreUnavailableError(
                 "the server is stopping", "send again to the next server", cause="stopping"
@@ -181,7 +183,7 @@ class Writer:
 
     def _transaction(self, group: list[Job[Any]]) -> list[Any]:
         with self._engine.begin() as connection:
-            take_locks(connection, {job.lock for job in group if job.lock})
+            take_locks(connection, frozenset().union(*(job.locks for job in group)))
             unit = Unit(connection, committed_tiles=self._tiles)
             for job in group:
                 if job.announce is not None:

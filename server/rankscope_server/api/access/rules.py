@@ -69,6 +69,7 @@ RULES: dict[str, Rule] = {
     "GET /metrics": READ_ALL,
     "POST /api/v1/clock": ANY,
     "POST /api/v1/ingest": INGEST,
+    "GET /api/v1/ingest/watermark": INGEST,
     "GET /api/v1/runs": READ,
     "GET /api/v1/fleet": READ,
     "GET /api/v1/search": READ,

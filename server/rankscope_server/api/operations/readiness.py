@@ -36,6 +36,10 @@ def _look(service: Service) -> Iterator[tuple[str, str]]:
     yield "disk", service.disk.full()
     yield "reading", _tried(lambda: _read(service))
     yield "writing", _tried(lambda: _write(service))
+    if service.settings.nats_url:
+        yield "log", service.log.failure()
+    if service.followers is not None and not service.followers.is_alive:
+        yield "partitions", "a thread of them has ended; restart the server"
     for name, work in (
         ("analysis", service.analysis), ("retention", service.retention), ("alerts", service.alerts)
     ):  # fmt: skip
