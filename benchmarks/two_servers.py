@@ -96,20 +96,23 @@ class Server:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.port, self.folder, self.url = free_port(), folder, url
+        self.flags: tuple[str, ...] = ()
+        self.environ: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Server:
         self.folder.mkdir(exist_ok=True)
         command = [
             sys.executable, "-m", "rankscope_server.cli", "--port", str(self.port),
-            "--data-dir", str(self.folder), "--database-url", self.url,
+            "--data-dir", str(self.folder), "--database-url", self.url, *self.flags,
         ]  # fmt: skip
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            environ = os.environ | self.environ
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
         return self
 
-    def wait(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def wait(self, seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 self.ask("/api/v1/ready")
