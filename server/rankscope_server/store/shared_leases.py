@@ -60,9 +60,12 @@ _FORGET = sa.delete(tables.server).where(
     _SERVER.expires_ns < sa.bindparam("before_ns"),
     _SERVER.id.not_in(sa.select(_LEASE.owner)),
 )
-_SELECT_WORKERS = _UP.where(_SERVER.role.in_(("worker", "all"))).order_by(_SERVER.id)
+_WORKING_ROLES = ("worker", "all")
 _SELECT_OTHERS = sa.select(
-    sa.func.count(), sa.func.max(_SERVER.behind_ms), sa.func.max(_SERVER.queue_ratio)
+    sa.func.count(),
+    sa.func.max(_SERVER.behind_ms),
+    sa.func.max(_SERVER.queue_ratio),
+    sa.func.array_agg(_SERVER.id).filter(_SERVER.role.in_(_WORKING_ROLES)),
 ).where(_SERVER.id != _OWNER, _SERVER.expires_ns > _NOW_NS)
 # since when work waits whose owner is not up any more
 _SELECT_ORPHANED = (
@@ -191,8 +194,7 @@ class SharedLeases:
             if given_back:
                 connection.execute(_GIVE_BACK, self._of(given_back))
             found = self._take(connection, wanted)
-            others, num_others = self._look_at_others(connection, wanted)
-            workers = tuple(connection.scalars(_SELECT_WORKERS))
+            others, num_others, workers = self._look_at_others(connection, wanted)
         with self._lock:
             self._given_back -= given_back
             self._held = {
@@ -232,14 +234,16 @@ class SharedLeases:
 
     def _look_at_others(
         self, connection: sa.Connection, wanted: Iterable[str]
-    ) -> tuple[Vitals, int]:
-        number, behind_ms, queue_ratio = connection.execute(
+    ) -> tuple[Vitals, int, tuple[str, ...]]:
+        number, behind_ms, queue_ratio, workers = connection.execute(
             _SELECT_OTHERS, {"mine": self.owner}
         ).one()
         orphaned_ns = connection.scalar(_SELECT_ORPHANED, {"names": list(wanted)})
         orphaned_s = 0.0 if orphaned_ns is None else int(orphaned_ns) / 1e9 + TERM_SECONDS
         behind_s = max(int(behind_ms or 0) / 1e3, orphaned_s)
-        return Vitals(behind_s, float(queue_ratio or 0.0)), int(number)
+        ours = [self.owner] if self._role in _WORKING_ROLES else []
+        all_workers = tuple(sorted([*(workers or []), *ours]))
+        return Vitals(behind_s, float(queue_ratio or 0.0)), int(number), all_workers
 
     def _try(self) -> None:
         try:
