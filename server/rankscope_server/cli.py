@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import sqlalchemy as sa
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -47,6 +48,7 @@ from rankscope_server.store.engine import (
     only_server,
     open_engines,
 )
+from rankscope_server.store.objects import open_blobs
 
 BACKLOG = 2048
 EXIT_USAGE = 2
@@ -248,14 +250,25 @@ def _open_store(settings: Settings) -> bool:
         disk.open()
         with only_server(url):
             engines = open_engines(url, settings.synchronous)
-            with engines[1].connect() as connection:
-                found = tokens.exist(connection)
-            for engine in engines:
-                engine.dispose()
-            return found
+            try:
+                check_blobs(settings, *engines)
+                with engines[1].connect() as connection:
+                    return tokens.exist(connection)
+            finally:
+                for engine in engines:
+                    engine.dispose()
     except (OSError, SQLAlchemyError, StoreUnavailableError, ImportError) as error:
         # ImportError: no driver for it
         raise OSError(_no_store(settings, error)) from error
+
+
+def check_blobs(settings: Settings, writer: sa.Engine, reader: sa.Engine) -> None:
+    """Raise SettingsError where the store of objects cannot be opened; it need not answer."""
+    try:
+        with open_blobs(settings.blobs, writer, reader, is_synced=False):
+            pass
+    except (OSError, ImportError) as error:
+        raise SettingsError(f"blobs: {error}") from error
 
 
 def _forget_ready_file(settings: Settings) -> None:

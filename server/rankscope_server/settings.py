@@ -183,6 +183,11 @@ class Settings:
         (1 << 20, 1 << 50),
     )  # fmt: skip
     log_replicas: int = _setting(3, "Servers of NATS that each part is on.", (1, 5))
+    blobs: str = _setting(
+        "",
+        "Store of objects for the data of chunks: s3://bucket/prefix, file:///folder or memory:; "
+        "default is the database.",
+    )
     ready_file: str = _setting(
         "", "File that receives {url, pid} as JSON once requests are accepted."
     )
@@ -496,6 +501,7 @@ def check(settings: Settings) -> None:
     _check_words(settings)
     _check_addresses(settings)
     _check_log(settings)
+    _check_blobs(settings)
     if settings.ready_file and not os.access(Path(settings.ready_file).parent, os.W_OK):
         raise SettingsError(
             f"ready_file {settings.ready_file!r}: its folder does not exist or is not writable; "
@@ -582,6 +588,26 @@ def _check_addresses(settings: Settings) -> None:
         if text and (not is_one or parts.username or not (text.isascii() and text.isprintable())):
             # a secret is not shown, not even where it is wrong
             raise SettingsError(f"{name} is no address: use one like https://rankscope.example")
+
+
+def _check_blobs(settings: Settings) -> None:
+    try:
+        parts = urlsplit(settings.blobs)
+        has_more = bool(parts.query or parts.fragment or parts.username or parts.password)
+    except ValueError:
+        parts, has_more = urlsplit(""), True
+    is_whole = {
+        "": not settings.blobs,
+        "s3": bool(parts.netloc),
+        "file": not parts.netloc and parts.path.startswith("/"),
+        "memory": settings.blobs == "memory:",
+    }
+    if has_more or not is_whole.get(parts.scheme):
+        # a secret is not shown, not even where it is wrong
+        raise SettingsError(
+            "blobs is no store of objects: use s3://bucket/prefix, file:///folder or memory:, with "
+            "the key for S3 in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
 
 
 def _check_access(settings: Settings) -> None:

@@ -27,6 +27,7 @@ from rankscope_server.settings import Settings
 from rankscope_server.store.engine import open_engines
 from tests.capabilities import need
 from tests.command_server import Forked
+from tests.server.object_stores import SeaweedFS
 from tests.server.postgres import KIND, Postgres, quick
 from tests.server.seed import seed_with
 
@@ -124,6 +125,16 @@ def postgres() -> Iterator[Postgres]:
     need("postgres")
     with quick() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
+    """A store of objects that speaks S3."""
+    store = SeaweedFS(tmp_path_factory.mktemp("seaweed"))
+    try:
+        yield store.start()
+    finally:
+        store.close()
 
 
 @pytest.fixture(params=DATABASES)

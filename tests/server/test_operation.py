@@ -26,7 +26,7 @@ def test_every_part_is_ready(client: TestClient) -> None:
     answer = client.get("/api/v1/ready").json()
     assert answer["status"] == "ok"
     assert {part["part"] for part in answer["parts"]} == {
-        "disk", "reading", "writing", "analysis", "retention", "alerts",
+        "disk", "reading", "writing", "blobs", "analysis", "retention", "alerts",
     }  # fmt: skip
     assert all(part["ready"] and part["reason"] == "" for part in answer["parts"])
 

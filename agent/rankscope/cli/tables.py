@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,12 +67,19 @@ def refuse(command: str, text: str, code: int) -> int:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show how far reading is, on stderr; nothing where that is no terminal."""
+    """Show on stderr what is not complete, and on a terminal how far reading is."""
     console = SafeConsole(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"),
-        console=console, transient=True, disable=not sys.stderr.isatty(),
-    ) as progress:  # fmt: skip
+    with (
+        warnings.catch_warnings(),
+        Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"),
+            console=console, transient=True, disable=not sys.stderr.isatty(),
+        ) as progress,
+    ):  # fmt: skip
+        warnings.simplefilter("always", RuntimeWarning)
+        warnings.showwarning = lambda message, *_, **__: console.print(
+            shown(str(message)), markup=False, highlight=False, soft_wrap=True
+        )
         tasks: dict[str, Any] = {}
 
         def on_page(table: str, done: int, total: int | None) -> None:

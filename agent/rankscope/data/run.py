@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -171,6 +172,14 @@ class Run:
                 yield batches_of(table, page.chunks, part.steps, part.ranks)
             except ChunkError as error:
                 raise DataError(f"a chunk of {table} is damaged: {error}") from error
+            if page.num_unread:
+                chunks = "chunk is" if page.num_unread == 1 else "chunks are"
+                warnings.warn(
+                    f"{table} is not complete: the data of {page.num_unread} {chunks} missing or "
+                    "damaged at the server",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             done += sum(chunk.count for chunk in page.chunks)
             progress(done, total)
             after = page.after

@@ -57,6 +57,7 @@ class ChunkPage(msgspec.Struct, frozen=True):
     chunks: list[StoredChunk]
     after: int | None  # what to ask the next page with; None: this is the last one
     num_events: int | None  # of all pages, before events outside of the range; in the first one
+    num_unread: int = 0  # chunks of this page whose data is missing or damaged at the server
 
 
 class RowPage(msgspec.Struct, frozen=True):

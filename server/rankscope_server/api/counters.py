@@ -25,13 +25,14 @@ from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.intake import Intake
 from rankscope_server.retention.loop import RetentionLoop
+from rankscope_server.store.blobs import CAUSE as BLOBS
 from rankscope_server.store.disk import Disk
 from rankscope_server.store.writer import Writer
 
 _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 # why a request was not served: `StoreUnavailableError.cause`
-CAUSES = ("disk_full", "behind", "stopping", "damaged", "database", "log")
+CAUSES = ("disk_full", "behind", "stopping", "damaged", "database", "log", BLOBS)
 
 disable_created_metrics()  # a second series for each counter, always the start of the server
 

@@ -13,7 +13,9 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
+from rankscope_server.answers import LeftOut
 from rankscope_server.problems import ErrorAnswer, Problem, request_id
+from rankscope_server.store.chunks import Unread
 
 _encoder = msgspec.json.Encoder()
 _documented: dict[str, type[msgspec.Struct]] = {}
@@ -26,12 +28,24 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def send(request: Request, body: msgspec.Struct, rows: Sequence[msgspec.Struct] = ()) -> Response:
     """Return the answer as JSON, or its `rows` as CSV with `format=csv`; 304 where it is known."""
+    unread: Unread | None = getattr(request.state, "unread", None)
+    if unread is not None and unread.count:
+        body = _without(body, unread.count)
     wanted = request.query_params.get("format", "json")
     if wanted == "csv":
         return _with_etag(request, to_csv(rows).encode(), "text/csv; charset=utf-8")
     if wanted != "json":
         raise Problem(422, f"format {wanted[:20]!r} is not known", "format", "use json or csv")
     return _with_etag(request, _encoder.encode(body), "application/json")
+
+
+def _without(body: msgspec.Struct, count: int) -> msgspec.Struct:
+    """Return an answer that says what it lacks, where it has a field for that."""
+    listed: list[LeftOut] | None = getattr(body, "left_out", None)
+    if listed is None:
+        return body
+    lacks = LeftOut(what="chunks whose data is missing or damaged", count=count)
+    return msgspec.structs.replace(body, left_out=[*listed, lacks])
 
 
 def to_csv(rows: Iterable[msgspec.Struct]) -> str:

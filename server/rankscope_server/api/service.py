@@ -32,9 +32,11 @@ from rankscope_server.preflight.hub import Hub
 from rankscope_server.preflight.targets import Policy
 from rankscope_server.retention.loop import RetentionLoop
 from rankscope_server.settings import Settings, is_loopback
+from rankscope_server.store.blobs import Blobs
 from rankscope_server.store.disk import Disk, disk_of
 from rankscope_server.store.engine import only_server, open_engines
 from rankscope_server.store.leases import ALERTS, PREFLIGHTS, RETENTION, Leases, LeasesOf
+from rankscope_server.store.objects import open_blobs
 from rankscope_server.store.shared_leases import SharedLeases, open_leases
 from rankscope_server.store.writer import Writer
 
@@ -60,6 +62,7 @@ class Service:
     issuer: Issuer | None  # to sign in with
     log: Log  # the way of batches into the store
     followers: Following | None  # that store what is in it, where it is no direct one
+    blobs: Blobs
     begun: Buckets = field(default_factory=Buckets)  # sign-ins with the issuer, by address
     event_quota: Quota = field(default_factory=lambda: Quota("events"))
 
@@ -112,6 +115,9 @@ def open_service(settings: Settings) -> Iterator[Service]:
         writing, reader = open_engines(url, settings.synchronous)
         stack.callback(reader.dispose)
         stack.callback(writing.dispose)
+        blobs = stack.enter_context(
+            open_blobs(settings.blobs, writing, reader, is_synced=settings.synchronous == "full")
+        )
         writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
         intake = Intake()
@@ -126,7 +132,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
         preflights = Hub(writer, reader, broker, of_store)
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
-        retention = RetentionLoop(settings, writer, reader, broker, disk, of_store)
+        retention = RetentionLoop(settings, writer, reader, broker, disk, of_store, blobs)
         retention.on_deleted = analysis.forget
         retention.start()
         stack.callback(retention.close)
@@ -162,7 +168,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
                 settings.token, reader, is_shut=settings.has_other_doors,
                 mark=issuer.mark if issuer is not None else "",
             ),
-            Tries(), issuer, batches, followers,
+            Tries(), issuer, batches, followers, blobs,
         )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ NOT_OF_A_RUN = (
     tables.preflight, tables.preflight_node, tables.deletion, tables.received_mark,
     tables.size_counted, tables.alert_channel, tables.alert_rule, tables.token, tables.session,
     tables.oidc_login, tables.audit, tables.saved_search, tables.saved_view, tables.log_lines,
-    tables.server,
+    tables.server, tables.object_owner, tables.dropped_object,
 )  # fmt: skip
 # Tables without `run_id`: their rows belong to a row of another one.
 _OWNERS = {
@@ -177,7 +177,8 @@ def content_bytes(table: sa.Table) -> sa.ColumnElement[int]:
     """Return an expression for the bytes of content of a row: texts, blobs, 8 for each number."""
     total: sa.ColumnElement[int] = sa.literal_column("0", sa.BigInteger)
     numbers = 0
-    if table is tables.log_block:  # its lines have a row of their own, and go with it
+    # its lines have a row of their own, its data is in an object: they go with it
+    if table in (tables.log_block, tables.chunk):
         total = total + table.c.num_bytes
     for column in table.c:
         if isinstance(column.type, sa.LargeBinary | sa.String):

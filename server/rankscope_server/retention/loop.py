@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from rankscope_server.broker import Broker
 from rankscope_server.problems import Problem
+from rankscope_server.retention.dropped import delete_dropped, sweep
 from rankscope_server.retention.kinds import RAW_PARTS, Kind, Part, RawKind, parts_of_run
 from rankscope_server.retention.marks import mark
 from rankscope_server.retention.plan import Removal, Rules, plan, rules_of
@@ -30,6 +31,7 @@ from rankscope_server.retention.sizes import Counted, Size, count, save
 from rankscope_server.retention.space import Space
 from rankscope_server.settings import Settings
 from rankscope_server.store import deletion, tables
+from rankscope_server.store.blobs import CAUSE, IN_ROWS, Blobs
 from rankscope_server.store.disk import Disk
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.leases import RETENTION, Held, LeaseLostError, Leases, said_of
@@ -44,6 +46,7 @@ TURN_SECONDS = 0.02  # what a batch that comes at the wrong moment waits longer
 _WAL_PAUSE_SECONDS = 0.5
 _COUNTING_SHARE = 5  # a page that is open counts again after so many times what it took
 _FULL_SECONDS = 5.0  # between two rounds on a full disk: what was live may go by then
+_SWEEP_SECONDS = 6 * 3600.0  # to list all objects takes a request for each thousand
 _SHARED_SECONDS = 5.0  # between two looks at what other processes were asked for
 ROUND, DELETION = "round", "deletion"  # what is asked for
 _NOT_COUNTED: tuple[float, Counted | None] = (0.0, None)  # until when a count holds, and it
@@ -74,11 +77,13 @@ class RetentionLoop:
         broker: Broker,
         disk: Disk,
         leases: Leases,
+        blobs: Blobs = IN_ROWS,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._settings, self._writer, self._reader = settings, writer, reader
         self._broker, self._disk, self._clock = broker, disk, clock
-        self._leases = leases
+        self._leases, self._blobs = leases, blobs
+        self._sweep_due = 0.0  # orphans of before a restart
         self.rules: Rules = rules_of(settings)
         self.space = Space(writer, reader, disk)
         self.progress = Progress()
@@ -178,6 +183,7 @@ class RetentionLoop:
             else:
                 self._remove(removal, removal.kind)
         self._give_back()
+        self._delete_objects(with_orphans=True)
         self._newest_count = _NOT_COUNTED
         self._show(state="idle", run_id="", kind="", round_ended_ns=self._clock())
 
@@ -198,6 +204,7 @@ class RetentionLoop:
                 else:
                     self._finish_deletions()
                     self._give_back()
+                    self._delete_objects()
             except StoreUnavailableError as error:
                 self._failed(str(error))
             except LeaseLostError as error:
@@ -323,6 +330,23 @@ class RetentionLoop:
         self.space.give_back(self._touched, lambda: not self._stop.is_set())
         self._touched = set()
         self._show(state="idle")
+
+    def _delete_objects(self, *, with_orphans: bool = False) -> None:
+        """Delete the objects of which the rows are gone; a store that is away is asked again."""
+        now_ns = self._clock()
+        try:
+            delete_dropped(
+                self._reader, lambda work: self._write(work, frees_space=True), self._blobs, now_ns
+            )
+            if with_orphans and time.monotonic() >= self._sweep_due:
+                num_orphans = sweep(self._reader, self._blobs, now_ns)
+                if num_orphans:
+                    log.info("%d objects without a row were deleted", num_orphans)
+                self._sweep_due = time.monotonic() + _SWEEP_SECONDS
+        except StoreUnavailableError as error:
+            if error.cause != CAUSE:
+                raise
+            log.warning("objects stay for now: %s", error)
 
     def _show(self, **changes: object) -> None:
         self.progress = dataclasses.replace(self.progress, **changes)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rankscope_server.retention import marks
+from rankscope_server.retention.dropped import drop_unnamed
 from rankscope_server.retention.kinds import Cut, Part, RawKind
 from rankscope_server.retention.sizes import Size, subtract
 from rankscope_server.store import tables
@@ -73,12 +74,14 @@ def _remove(
         chosen = chosen.order_by(part.by_age)
     if table is tables.log_block:
         forget_blocks(connection, chosen.with_only_columns(table.c.id, maintain_column_froms=True))
+    named = table.c.object if table is tables.chunk else sa.null()
     gone = connection.execute(
-        sa.delete(table).where(address.in_(chosen)).returning(part.num_bytes())
-    ).scalars()
-    sizes = [int(num_bytes) for num_bytes in gone]
+        sa.delete(table).where(address.in_(chosen)).returning(part.num_bytes(), named)
+    ).all()
+    sizes = [int(num_bytes) for num_bytes, _ in gone]
     if sizes:
         marks.lower(connection, table)
+    drop_unnamed(connection, {name for _, name in gone if name is not None})
     return Size(len(sizes), sum(sizes))
 
 

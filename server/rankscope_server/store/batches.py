@@ -16,6 +16,7 @@ from rankscope_server.ingest.batch import ValidatedBatch
 from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.ingest.step_metrics import known_to_host
 from rankscope_server.store import tables
+from rankscope_server.store.blobs import blobs_of
 from rankscope_server.store.commands import hand_out
 from rankscope_server.store.packing import pack
 from rankscope_server.store.records import store_records
@@ -72,10 +73,15 @@ def pack_journal(records: list[AnyRecord]) -> Journal:
 
 
 def store_batch(unit: Unit, batch: ValidatedBatch, journal: Journal) -> Stored:
-    """Store a batch with its journal, or find that it was stored before."""
+    """Store a batch with its journal, or find that it was stored before.
+
+    Raises StoreUnavailableError while the data of chunks cannot be kept.
+    """
     run = unit.run(batch.run_id)
     if run.is_stored(batch):
         return Stored(duplicate=True)
+    if batch.chunks:
+        blobs_of(unit.connection).admit()
     producer_id = run.producer(batch)
     inserted = unit.connection.execute(
         _INSERT_BATCH,

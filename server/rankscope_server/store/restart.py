@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,9 +13,10 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column, decode_chunk
+from rankscope.wire.chunk import ChunkError, Column, decode_chunk
 from rankscope.wire.schema import AnyRecord, Chunk
 from rankscope_server.store import tables
+from rankscope_server.store.chunks import data_of, left_out
 from rankscope_server.store.packing import unpack
 
 # Of a kind the newest, seconds of work: tables of collectives hold no more, those of steps 4,096 of
@@ -68,35 +70,38 @@ def replay(
     first = connection.scalar(
         sa.select(sa.func.min(batches.id)).where(mine, batches.received_ns >= horizon_ns)
     )
-    chunks: Iterator[tuple[int, sa.Row[Any]]] = (
-        iter(())
-        if first is None
-        else _chunks(
-            connection,
-            run_id,
-            tables.chunk.c.batch_id.between(int(first), newest),
-            ("collectives",) if after else tuple(MOST_EVENTS),
-        )
+    chunks = _chunks(
+        connection,
+        run_id,
+        sa.false() if first is None else tables.chunk.c.batch_id.between(int(first), newest),
+        ("collectives",) if after else tuple(MOST_EVENTS),
     )
-    _apply(state, journals, chunks)
+    _apply(connection, state, journals, chunks)
     replay_states(connection, run_id, state)
     count = sa.select(sa.func.count()).select_from(tables.batch).where(mine)
     return int(connection.scalar(count) or 0)
 
 
 def _apply(
+    connection: sa.Connection,
     state: Replayed,
-    journals: Iterator[tuple[int, list[AnyRecord]]],
-    chunks: Iterator[tuple[int, sa.Row[Any]]],
+    journals: Generator[tuple[int, list[AnyRecord]]],
+    chunks: Generator[tuple[int, Chunk]],
 ) -> None:
     sources: tuple[Iterator[tuple[int, Any]], ...] = (journals, chunks)
-    for _, part in heapq.merge(*sources, key=lambda item: item[0]):
-        if isinstance(part, list):  # of one batch the records come first
-            for record in part:
-                state.apply_record(record)
-        else:
-            chunk = chunk_of_row(part)
-            state.apply_chunk(chunk, decode_chunk(chunk.data))
+    # closed before their connection is, also where the data of chunks cannot be read
+    with closing(journals), closing(chunks):
+        for _, part in heapq.merge(*sources, key=lambda item: item[0]):
+            if isinstance(part, list):  # of one batch the records come first
+                for record in part:
+                    state.apply_record(record)
+                continue
+            try:
+                columns = decode_chunk(part.data)
+            except ChunkError as error:
+                left_out(connection, str(error))
+            else:
+                state.apply_chunk(part, columns)
 
 
 def replay_batches(
@@ -108,7 +113,7 @@ def replay_batches(
         part = ids[at : at + _ROWS_AT_ONCE]
         journals = _journals(connection, run_id, partial(_is_among, part))
         chunks = _chunks(connection, run_id, tables.chunk.c.batch_id.in_(part))
-        _apply(state, journals, chunks)
+        _apply(connection, state, journals, chunks)
 
 
 def _is_among(ids: Collection[int], column: sa.Column[int]) -> sa.ColumnElement[bool]:
@@ -119,7 +124,7 @@ def _journals(
     connection: sa.Connection,
     run_id: str,
     chosen: Callable[[sa.Column[int]], sa.ColumnElement[bool]],
-) -> Iterator[tuple[int, list[AnyRecord]]]:
+) -> Generator[tuple[int, list[AnyRecord]]]:
     """Yield the records of batches in order: what stays with the run, and what is left of it."""
     batch, journal = tables.batch.c, tables.journal.c
     lasting = sa.select(batch.id, batch.records, sa.literal("").label("kind")).where(
@@ -128,11 +133,10 @@ def _journals(
     ageing = sa.select(journal.batch_id, journal.records, journal.kind).where(
         journal.run_id == run_id, chosen(journal.batch_id)
     )
-    rows = connection.execute(
-        sa.union_all(lasting, ageing).order_by("id").execution_options(yield_per=_ROWS_AT_ONCE)
-    )
-    for batch_id, parts in itertools.groupby(rows, key=lambda row: int(row.id)):
-        yield batch_id, _as_they_came(parts)
+    statement = sa.union_all(lasting, ageing).order_by("id")
+    with connection.execute(statement.execution_options(yield_per=_ROWS_AT_ONCE)) as rows:
+        for batch_id, parts in itertools.groupby(rows, key=lambda row: int(row.id)):
+            yield batch_id, _as_they_came(parts)
 
 
 def _as_they_came(parts: Iterable[sa.Row[Any]]) -> list[AnyRecord]:
@@ -164,10 +168,9 @@ def replay_states(connection: sa.Connection, run_id: str, state: Replayed) -> No
         state.apply_record(_decode_state(text))
 
 
-def chunk_of_row(row: sa.Row[tuple[object, ...]]) -> Chunk:
-    """Return the chunk that a row of `chunk` holds."""
-    names = Chunk.__struct_fields__
-    return Chunk(**{name: row._mapping[name] for name in names})
+def _chunk_of(row: sa.Row[Any], data: bytes) -> Chunk:
+    mapping = dict(row._mapping) | {"data": data}
+    return Chunk(**{name: mapping[name] for name in Chunk.__struct_fields__})
 
 
 def _chunks(
@@ -175,13 +178,14 @@ def _chunks(
     run_id: str,
     of_batches: sa.ColumnElement[bool],
     limited: Collection[str] = ("collectives",),
-) -> Iterator[tuple[int, sa.Row[Any]]]:
+) -> Generator[tuple[int, Chunk]]:
     """Yield the chunks of some batches with the number of their batch, in order.
 
-    Those of a kind that is `limited` are of its newest events.
+    Those of a kind that is `limited` are of its newest events. What is missing or damaged is left
+    out. Raises StoreUnavailableError where the data of chunks cannot be read now.
     """
     table = tables.chunk
-    rows = connection.execute(
+    statement = (
         sa.select(table)
         .where(
             table.c.run_id == run_id,
@@ -192,10 +196,11 @@ def _chunks(
             ),
         )
         .order_by(table.c.batch_id, table.c.id)
-        .execution_options(yield_per=_ROWS_AT_ONCE)
     )
-    for row in rows:
-        yield row.batch_id, row
+    with connection.execute(statement.execution_options(yield_per=_ROWS_AT_ONCE)) as rows:
+        for part in rows.partitions(_ROWS_AT_ONCE):
+            for row, data in data_of(connection, part):
+                yield row.batch_id, _chunk_of(row, data)
 
 
 def _first_counted(connection: sa.Connection, run_id: str, kind: str) -> int:

@@ -13,6 +13,7 @@ from rankscope.wire import schema
 from rankscope_server.ingest.batch import ValidatedBatch
 from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.store import tables, trackers
+from rankscope_server.store.chunks import insert_chunks
 from rankscope_server.store.ranks import RankRows
 from rankscope_server.store.spans import Samples, add_spans, samples_of
 
@@ -186,7 +187,7 @@ class RunRows:
         if not self._changes.num_batches:
             return
         if self._chunks:
-            self._connection.execute(sa.insert(tables.chunk), self._chunks)
+            insert_chunks(self._connection, self.run_id, self._chunks)
         add_spans(self._connection, self.run_id, self._samples)
         self.ranks.flush()
         self._update_run()

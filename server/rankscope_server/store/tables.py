@@ -202,11 +202,34 @@ chunk = sa.Table(
     _number("max_duration_ns", -1),
     sa.Column("data", sa.LargeBinary, nullable=False),
     _number("rank_hi", -1),  # the last of its ranks; `rank` is the first
+    # where `data` is empty: the object that has it, from which byte on, how many (store/blobs.py)
+    _text("object", None),
+    _number("start"),
+    _number("num_bytes"),
+    _number("crc32"),
     sa.Index("ix_chunk_run_id_kind_rank_step_hi", "run_id", "kind", "rank", "step_hi"),
     # the chunks of all ranks in a range of steps, newest first, before any of them is read
     sa.Index("ix_chunk_run_id_kind_step_hi_step_lo", "run_id", "kind", "step_hi", "step_lo"),
     sa.Index("ix_chunk_run_id_kind_time_hi_ns", "run_id", "kind", "time_hi_ns"),
     sa.Index("ix_chunk_batch_id", "batch_id"),
+)
+_IN_OBJECT = chunk.c.object.is_not(None)  # no entry of the index where chunks are in their rows
+sa.Index("ix_chunk_object", chunk.c.object, sqlite_where=_IN_OBJECT, postgresql_where=_IN_OBJECT)
+
+# whose objects are those of this database, where several share a store of objects
+object_owner = sa.Table(
+    "object_owner",
+    metadata,
+    _number("number", key=True),  # 1
+    _text("owner"),
+)
+
+# objects that no row names any more
+dropped_object = sa.Table(
+    "dropped_object",
+    metadata,
+    sa.Column("object", sa.Text, primary_key=True),
+    _number("due_ns"),  # until then a page that began before may read it
 )
 
 # from when to when a machine sent samples of a kind, and how busy it was (store/spans.py)

@@ -20,6 +20,7 @@ from rankscope.wire.stored import (
 )
 from rankscope_server.problems import Problem
 from rankscope_server.store import tables
+from rankscope_server.store.chunks import PLACE, counting, data_of
 from rankscope_server.store.packing import unpack
 
 _CHUNKS_AT_ONCE = 64  # of 16,384 events at most, some 80 KB each
@@ -86,25 +87,31 @@ def chunk_page(
         .order_by(table.id)
         .limit(_MAX_CHUNKS + 1)
     ).all()
-    chunks, num_bytes = list[StoredChunk](), 0
+    unread = counting(connection)
+    chunks, num_bytes, num_passed = list[StoredChunk](), 0, 0
     for at in range(0, min(len(ids), _MAX_CHUNKS), _CHUNKS_AT_ONCE):
-        for row in _chunks(connection, ids[at : at + _CHUNKS_AT_ONCE]):
+        part = ids[at : at + _CHUNKS_AT_ONCE]
+        num_passed += len(part)
+        for row in _chunks(connection, part):
             chunks.append(row)
             num_bytes += len(row.data)
         if num_bytes >= PAGE_BYTES:
             break
-    last = int(ids[len(chunks) - 1]) if len(chunks) < len(ids) else None
-    return ChunkPage(chunks, last, num_events)
+    last = int(ids[num_passed - 1]) if num_passed < len(ids) else None
+    return ChunkPage(chunks, last, num_events, unread.count)
 
 
 def _chunks(connection: sa.Connection, ids: Sequence[int]) -> list[StoredChunk]:
     table = tables.chunk.c
     rows = connection.execute(
-        sa.select(table.attempt, table.rank, table.host, table["count"], table.data)
+        sa.select(table.attempt, table.rank, table.host, table["count"].label("events"), *PLACE)
         .where(table.id.in_(ids))
         .order_by(table.id)
-    )
-    return [StoredChunk(*row) for row in rows]
+    ).all()
+    return [
+        StoredChunk(row.attempt, row.rank, row.host, row.events, data)
+        for row, data in data_of(connection, rows)
+    ]
 
 
 def row_page(connection: sa.Connection, run_id: str, kind: str, after: str, limit: int) -> RowPage:

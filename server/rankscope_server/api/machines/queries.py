@@ -8,7 +8,6 @@ from typing import Any, get_args
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.chunk import decode_chunks
 from rankscope.wire.nvidia_codes import THROTTLE_SLOWDOWNS, throttle_words
 from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.machines.saturation import saturation_text
@@ -21,6 +20,7 @@ from rankscope_server.api.machines.schema import (
     SourceState,
 )
 from rankscope_server.store import tables
+from rankscope_server.store.chunks import PLACE, decoded
 from rankscope_server.text import plural
 
 HOST_FIELD = "host"  # events of a machine say which
@@ -183,14 +183,14 @@ def _event_text(name: str, fields: dict[str, str]) -> str:
 def _slowdowns(connection: sa.Connection, run_id: str, host: str) -> dict[int, dict[str, float]]:
     """Return for each GPU the share of the newest samples in which something slowed it."""
     table = tables.chunk.c
-    rows = connection.scalars(
-        sa.select(table.data)
+    rows = connection.execute(
+        sa.select(*PLACE)
         .where(table.run_id == run_id, table.kind == "gpu", table.host == host)
         .order_by(table.time_hi_ns.desc())
         .limit(MAX_GPU_CHUNKS)
-    )
+    ).all()
     reasons: dict[int, list[int]] = defaultdict(list)
-    for columns in decode_chunks(rows, {"gpu", "throttle_reasons"}):
+    for _, columns in decoded(connection, rows, {"gpu", "throttle_reasons"}):
         gpus, bits = (np.asarray(columns[name]).tolist() for name in ("gpu", "throttle_reasons"))
         for gpu, value in zip(gpus, bits, strict=True):
             reasons[gpu].append(value)

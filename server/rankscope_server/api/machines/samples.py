@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.chunk import decode_chunks
 from rankscope.wire.sample_columns import (
     EVERY_SAMPLE,
     SAMPLE_COLUMNS,
@@ -19,6 +18,7 @@ from rankscope_server.answers import LeftOut, capped
 from rankscope_server.api.machines.schema import Samples, SampleSeries
 from rankscope_server.problems import Problem
 from rankscope_server.store import tables
+from rankscope_server.store.chunks import PLACE, decoded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Key: TypeAlias = tuple[str, tuple[int | str, ...]]  # host, and what distinguishes its rows
@@ -102,7 +102,7 @@ class Reader:
             sa.select(sa.func.count()).select_from(table).where(*self._where)
         )
         rows = self._connection.execute(
-            sa.select(table.c.host, table.c.data)
+            sa.select(table.c.host, *PLACE)
             .where(*self._where)
             .order_by(table.c.time_hi_ns.desc())
             .limit(MAX_CHUNKS)
@@ -111,8 +111,7 @@ class Reader:
         keys = SAMPLE_KEYS[self._kind]
         names = {*EVERY_SAMPLE, *keys, *wanted}
         parts: dict[str, dict[str, list[Array]]] = {}
-        all_columns = decode_chunks([row.data for row in rows], names)
-        for row, sent in zip(rows, all_columns, strict=True):
+        for row, sent in decoded(self._connection, rows, names):
             target = parts.setdefault(row.host, {name: [] for name in names})
             for name in names:
                 values = sent[name] if name in sent else np.full(len(sent["time_ns"]), -1)

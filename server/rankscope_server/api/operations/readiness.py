@@ -36,6 +36,7 @@ def _look(service: Service) -> Iterator[tuple[str, str]]:
     yield "disk", service.disk.full()
     yield "reading", _tried(lambda: _read(service))
     yield "writing", _tried(lambda: _write(service))
+    yield "blobs", service.blobs.unready()
     if service.settings.nats_url:
         yield "log", service.log.failure()
     if service.followers is not None and not service.followers.is_alive:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.chunk import RANK, decode_chunks
+from rankscope.wire.chunk import RANK
 from rankscope_server.api.pictures.chart import binned, chart_of
 from rankscope_server.api.pictures.schema import FindingChart
 from rankscope_server.api.pictures.subject import MAX_LINES, Maker, Subject, evenly, others_text
 from rankscope_server.api.steps.queries import Array
 from rankscope_server.store import tables
+from rankscope_server.store.chunks import PLACE, decoded
 
 _MOST_CHUNKS = 2_000
 
@@ -67,7 +68,7 @@ def _read(
     """Return ranks x steps, NaN where no recorded step is stored."""
     table = tables.chunk.c
     rows = connection.execute(
-        sa.select(table.rank, table.data)
+        sa.select(table.rank, *PLACE)
         .where(
             table.run_id == subject.run_id, table.kind == "steps", table.step_hi >= first,
             table.step_lo <= last, table.attempt == subject.attempt,
@@ -80,7 +81,7 @@ def _read(
     names = frozenset({"step", counter.column, RANK} | ({counter.less} - {""}))
     row_of = np.full(max(ranks, default=-1) + 2, -1)  # the last one: of ranks beyond
     row_of[ranks] = np.arange(len(ranks))
-    for row, columns in zip(rows, decode_chunks([row.data for row in rows], names), strict=True):
+    for row, columns in decoded(connection, rows, names):
         steps = np.asarray(columns["step"])
         owners = np.asarray(columns[RANK]) if RANK in columns else np.full(len(steps), row.rank)
         values = np.asarray(columns[counter.column]).astype(float)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.chunk import BLOCK_RANKS, RANK, Words, decode_chunks
+from rankscope.wire.chunk import BLOCK_RANKS, RANK, Words
 from rankscope_server.store import tables
+from rankscope_server.store.chunks import PLACE, READ_CHUNKS, decoded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KIND = "collectives"
 MAX_EVENTS = 2_000_000  # that one answer counts: half a second
 MAX_CHUNKS = 4_096  # that one answer decodes: a step of so many ranks
-READ_CHUNKS = 256  # at a time; SQLite bounds the number of parameters
 MAX_STEP = np.iinfo(np.int64).max
 
 
@@ -99,17 +99,19 @@ class Part:
 
 
 def read(connection: sa.Connection, ids: Sequence[int], names: frozenset[str]) -> Iterator[Part]:
-    """Yield chunks with the columns `names`, and the rank of each event."""
+    """Yield chunks with the columns `names`, and the rank of each event.
+
+    Without those that cannot be read, which the connection counts. Raises StoreUnavailableError.
+    """
     names |= {RANK}
     table = tables.chunk.c
     for at in range(0, len(ids), READ_CHUNKS):
         rows = connection.execute(
-            sa.select(table.id, table.attempt, table.rank, table.data).where(
+            sa.select(table.id, table.attempt, table.rank, *PLACE).where(
                 table.id.in_(ids[at : at + READ_CHUNKS])
             )
         ).all()
-        all_columns = decode_chunks([row.data for row in rows], names)
-        for row, columns in zip(rows, all_columns, strict=True):
+        for row, columns in decoded(connection, rows, names):
             words = {name: column for name, column in columns.items() if isinstance(column, Words)}
             numbers = {n: np.asarray(columns[n]) for n in columns if n not in words}
             if RANK not in numbers:

@@ -53,25 +53,25 @@ def newest(connection: sa.Connection, wanted: Wanted, limit: int) -> list[Collec
     until those that are left ended before the oldest record that is returned.
     """
     table = tables.chunk.c
-    ends = connection.execute(
+    statement = (
         sa.select(table.id, table.time_hi_ns)
         .where(*wanted.where())
         # of one rank its index is quicker than that of the times of all ranks
-        .order_by((table.time_hi_ns if wanted.rank is None else table.time_hi_ns + 0).desc()),
-        execution_options={"stream_results": True, "max_row_buffer": _BATCH},
+        .order_by((table.time_hi_ns if wanted.rank is None else table.time_hi_ns + 0).desc())
     )
+    options = {"stream_results": True, "max_row_buffer": _BATCH}
     found = np.zeros((0, 3), np.int64)  # arrived, chunk, row: the newest ones
-    while batch := ends.fetchmany(_BATCH):
-        if len(found) == limit and batch[0].time_hi_ns < found[-1, 0]:
-            break
-        parts = [found]
-        for part in read(connection, [int(end.id) for end in batch], _PLACE):
-            places = np.flatnonzero(wanted.holds(part.numbers))
-            arrived = part.numbers["arrived_ns"][places]
-            parts.append(np.column_stack([arrived, np.full(len(places), part.id), places]))
-        joined = np.concatenate(parts)
-        found = joined[np.lexsort(-joined.T[::-1])][:limit]
-    ends.close()
+    with connection.execute(statement, execution_options=options) as ends:
+        while batch := ends.fetchmany(_BATCH):
+            if len(found) == limit and batch[0].time_hi_ns < found[-1, 0]:
+                break
+            parts = [found]
+            for part in read(connection, [int(end.id) for end in batch], _PLACE):
+                places = np.flatnonzero(wanted.holds(part.numbers))
+                arrived = part.numbers["arrived_ns"][places]
+                parts.append(np.column_stack([arrived, np.full(len(places), part.id), places]))
+            joined = np.concatenate(parts)
+            found = joined[np.lexsort(-joined.T[::-1])][:limit]
     return _rows(connection, found)
 
 

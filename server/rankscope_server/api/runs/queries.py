@@ -27,6 +27,7 @@ from rankscope_server.api.service import service_of
 from rankscope_server.observe.stage_table import SERVER
 from rankscope_server.prices import PriceList, Rate
 from rankscope_server.store import tables
+from rankscope_server.store.chunks import counting
 from rankscope_server.store.deletion import absent
 from rankscope_server.store.projects import of_project
 
@@ -50,6 +51,7 @@ def run_row(connection: sa.Connection, run_id: str) -> sa.Row[Any]:
 def reading(request: Request, run_id: str) -> Iterator[tuple[sa.Connection, sa.Row[Any]]]:
     """Give a connection that sees one state of the store, and the run. Raises Problem 404."""
     with service_of(request).read() as connection:
+        request.state.unread = counting(connection)
         yield connection, run_row(connection, run_id)
 
 

@@ -7,7 +7,7 @@ from alembic import op
 from rankscope_server.store.migrations.columns import number, text
 
 revision = "0017_log"
-down_revision = "0015_stalled"
+down_revision = "0016_trackers"
 
 
 def upgrade() -> None:
