@@ -167,3 +167,34 @@ def test_a_copy_of_one_kind_is_no_store_of_the_other(tmp_path: Path, postgres: P
     assert (done.returncode, "pg_restore" in done.stderr) == (2, True), done.stderr
     assert command("restore", str(copy), "--database-url", url).returncode == 2
     assert command("backup", "--database-url", empty, "--out", str(tmp_path / "x")).returncode == 2
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_objects_are_not_left_out_unasked(
+    start_server: Start, tmp_path: Path, database: str, request: pytest.FixtureRequest
+) -> None:
+    """A copy of the database alone brings all back, as long as its objects are there."""
+    where: tuple[str, ...] = ("--data-dir", str(tmp_path))
+    if database == "postgresql":
+        postgres: Postgres = request.getfixturevalue("postgres")
+        where = ("--database-url", postgres.create_migrated())
+    flags = ("--silent-after-seconds", "3600", "--blobs", f"file://{tmp_path}/objects")
+    server = start_server(*flags, *where)
+    seed_run(server.url, run_id="whole", ranks=2, steps=60)
+    wait_until(lambda: get(f"{server.url}/api/v1/runs/whole")["run"]["status"] == "ended")
+    copy = tmp_path / "copy.backup"
+    refused = command("backup", *where, "--out", str(copy))
+    assert (refused.returncode, "--without-objects" in refused.stderr) == (2, True)
+    assert not copy.exists()
+    done = command("backup", *where, "--out", str(copy), "--without-objects")
+    assert done.returncode == 0, done.stderr
+    before = pages_of(server, "whole")
+    server.end()
+    if database == "sqlite":
+        for path in tmp_path.glob("rankscope.db*"):
+            path.unlink()
+    else:
+        where = ("--database-url", postgres.create())
+    assert command("restore", str(copy), *where).returncode == 0
+    server.close()
+    assert pages_of(start_server(*flags, *where), "whole") == before

@@ -23,7 +23,8 @@ class BackupCommand:
 
     The copy is as of one moment; the server takes and answers meanwhile. Of the embedded database
     it is a database of SQLite, of PostgreSQL an archive of pg_dump. It holds logs and hashes of
-    tokens: only its owner may read it.
+    tokens: only its owner may read it. Where the data of chunks is in objects (--blobs of the
+    server), these are copied by the means of their store.
 
     Examples:
       rankscope backup --out rankscope-2026-11-28.backup
@@ -41,11 +42,16 @@ class BackupCommand:
         parser.add_argument(
             "--out", type=Path, required=True, metavar="FILE", help="where to write the copy"
         )
+        parser.add_argument(
+            "--without-objects", action="store_true",
+            help="copy the database alone, where the data of chunks is in objects",
+        )  # fmt: skip
         add_store(parser, "replace FILE where it is there")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Write the copy. Returns the exit code."""
-        return run("backup", arguments, arguments.out)
+        more = {"without_objects": arguments.without_objects}
+        return run("backup", arguments, arguments.out, **more)
 
 
 def add_store(parser: argparse.ArgumentParser, replaces: str) -> None:
@@ -57,7 +63,7 @@ def add_store(parser: argparse.ArgumentParser, replaces: str) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
-def run(what: str, arguments: argparse.Namespace, file: Path) -> int:
+def run(what: str, arguments: argparse.Namespace, file: Path, **more: bool) -> int:
     """Do it with the server's part, and say what was done. Returns the exit code."""
     if importlib.util.find_spec("sqlalchemy") is None:
         sys.stderr.write(
@@ -74,7 +80,7 @@ def run(what: str, arguments: argparse.Namespace, file: Path) -> int:
     ]
     try:
         copied: Any = getattr(module, what)(
-            words, dict(os.environ), file, overwrite=arguments.overwrite
+            words, dict(os.environ), file, overwrite=arguments.overwrite, **more
         )
     except module.BackupError as error:
         sys.stderr.write(f"rankscope {what}: {shown(str(error))}\n")

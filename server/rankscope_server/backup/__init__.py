@@ -29,8 +29,19 @@ class Copied:
     bytes: int
 
 
-def backup(words: list[str], environ: dict[str, str], target: Path, *, overwrite: bool) -> Copied:
-    """Write the store that these flags of `rankscope serve` name to a file. Raises BackupError."""
+def backup(
+    words: list[str],
+    environ: dict[str, str],
+    target: Path,
+    *,
+    overwrite: bool,
+    without_objects: bool = False,
+) -> Copied:
+    """Write the store that these flags of `rankscope serve` name to a file.
+
+    Raises BackupError, also where the data of chunks is in objects, which are not copied, unless
+    that is meant: `without_objects`.
+    """
     url = _url_of(words, environ)
     if target.exists() and not overwrite:
         raise BackupError(f"{target} is there already: name another file, or say --overwrite")
@@ -39,6 +50,11 @@ def backup(words: list[str], environ: dict[str, str], target: Path, *, overwrite
     part = target.with_name(f".{target.name}.part")
     try:
         _engine_of(url).write(url, part)
+        if not without_objects and _engine_of(url).names_objects(url):
+            raise BackupError(
+                "the data of chunks is in objects, which this does not copy: keep their versions "
+                "or a copy in their store, and say --without-objects to copy the database alone"
+            )
         part.replace(target)
     except OSError as error:
         raise BackupError(f"{target} cannot be written: {error}") from error

@@ -43,6 +43,21 @@ def write(url: sa.URL, part: Path) -> None:
     _sync(part)
 
 
+def names_objects(url: sa.URL) -> bool:
+    """Return whether rows name objects that hold their data. Raises BackupError."""
+    try:
+        with closing(
+            sqlite3.connect(f"{_path_of(url).absolute().as_uri()}?mode=ro", uri=True)
+        ) as store:
+            names = {row[1] for row in store.execute("PRAGMA table_info(chunk)")}
+            if "object" not in names:  # a version from before there were any
+                return False
+            found = store.execute("SELECT 1 FROM chunk WHERE object IS NOT NULL LIMIT 1")
+            return found.fetchone() is not None
+    except sqlite3.Error as error:
+        raise BackupError(f"{_path_of(url)} cannot be read: {error}") from error
+
+
 def read(url: sa.URL, file: Path, *, overwrite: bool) -> None:
     """Put a copy in the place of the database; what was there keeps its content, set aside.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -24,6 +26,16 @@ def write(url: sa.URL, part: Path) -> None:
         "--dbname", _address(url),
     )  # fmt: skip
     part.chmod(0o600)
+
+
+def names_objects(url: sa.URL) -> bool:
+    """Return whether rows name objects that hold their data. Raises BackupError."""
+    chunk = sa.table("chunk", sa.column("object"))
+    with _reading(url) as connection:
+        if "object" not in {one["name"] for one in sa.inspect(connection).get_columns("chunk")}:
+            return False  # a version from before there were any
+        named = sa.select(chunk.c.object).where(chunk.c.object.is_not(None)).limit(1)
+        return connection.scalar(named) is not None
 
 
 def read(url: sa.URL, file: Path, *, overwrite: bool) -> None:
@@ -50,13 +62,20 @@ def read(url: sa.URL, file: Path, *, overwrite: bool) -> None:
 
 def _tables_in(url: sa.URL) -> set[str]:
     """Return our tables that are there. Raises BackupError where the server does not answer."""
+    with _reading(url) as connection:
+        return set(sa.inspect(connection).get_table_names()) & set(metadata.tables)
+
+
+@contextmanager
+def _reading(url: sa.URL) -> Iterator[sa.Connection]:
+    """Give a connection. Raises BackupError where the server does not answer."""
     engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"), poolclass=sa.NullPool,
         connect_args={"connect_timeout": 10},
     )  # fmt: skip
     try:
         with engine.connect() as connection:
-            return set(sa.inspect(connection).get_table_names()) & set(metadata.tables)
+            yield connection
     except sa.exc.SQLAlchemyError as error:
         reason = str(error).partition("\n")[0]
         raise BackupError(f"{url.render_as_string()} does not answer: {reason}") from error
