@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib.util
 import json
 import os
 import signal
@@ -264,6 +265,8 @@ def _open_store(settings: Settings) -> bool:
 
 def check_blobs(settings: Settings, writer: sa.Engine, reader: sa.Engine) -> None:
     """Raise SettingsError where the store of objects cannot be opened; it need not answer."""
+    if settings.segments and importlib.util.find_spec("pyarrow") is None:
+        raise SettingsError("segments need pyarrow: pip install 'rankscope[server,objects]'")
     try:
         with open_blobs(settings.blobs, writer, reader, is_synced=False):
             pass

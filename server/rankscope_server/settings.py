@@ -188,6 +188,9 @@ class Settings:
         "Store of objects for the data of chunks: s3://bucket/prefix, file:///folder or memory:; "
         "default is the database.",
     )
+    segments: bool = _setting(
+        False, "Put old chunks that are in objects together, as Parquet files."
+    )
     ready_file: str = _setting(
         "", "File that receives {url, pid} as JSON once requests are accepted."
     )
@@ -596,6 +599,8 @@ def _check_blobs(settings: Settings) -> None:
         has_more = bool(parts.query or parts.fragment or parts.username or parts.password)
     except ValueError:
         parts, has_more = urlsplit(""), True
+    if settings.segments and not settings.blobs:
+        raise SettingsError("segments is set and blobs is not: say where objects are with --blobs")
     is_whole = {
         "": not settings.blobs,
         "s3": bool(parts.netloc),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -11,15 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import httpx
 import msgspec
 import obstore
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
+from rankscope.data.batches import batches_of
+from rankscope.data.kinds import schema_of
 from rankscope.wire.chunk import decode_chunk
 from rankscope.wire.stored import ChunkPage
 from rankscope_server.api.app import create_app
+from rankscope_server.retention.compaction import MeanwhileError, put_in_place, segments_of
+from rankscope_server.retention.kinds import content_bytes
 from rankscope_server.retention.marks import PAUSE_NS, mark
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
@@ -372,3 +382,120 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
         num_stored += len(page.chunks)
     # one more of each round may have been stored and not answered
     assert acknowledged <= num_stored <= acknowledged + 4
+
+
+def rows_of(client: TestClient, kind: str) -> pl.DataFrame:
+    """Return all events of a kind, in an order of their own."""
+    chunks, unread = events_of(client, kind)
+    assert unread == 0
+    batches = batches_of(kind, chunks, None, ())
+    frame = pl.from_arrow(pa.Table.from_batches(batches, schema_of(kind)).unify_dictionaries())
+    assert isinstance(frame, pl.DataFrame)
+    names = ["attempt", "rank", "step", *(["sequence", "group"] if kind == "collectives" else [])]
+    return frame.with_columns(pl.col(pl.Categorical).cast(pl.String)).sort(names)
+
+
+def same_records(pages: dict[str, Any]) -> dict[str, Any]:
+    """Leave the order of records of the same time open."""
+    for page, found in pages.items():
+        if "/records" in page:
+            found["rows"].sort(key=lambda row: json.dumps(row, sort_keys=True))
+    return pages
+
+
+@pytest.fixture
+def compacted(in_objects: Settings) -> Settings:
+    return replace(in_objects, segments=True, retention_seconds=80_000.0, forget_after_seconds=0.1)
+
+
+def test_segments_answer_as_chunks_and_any_engine_reads_them(
+    compacted: Settings, tmp_path: Path
+) -> None:
+    with serving(compacted) as client:
+        sent(client, RUN)
+        before = {kind: rows_of(client, kind) for kind in ("collectives", "steps")}
+        pages, chunks = same_records(pages_of(client)), objects_of(client)
+        first = client.get(f"/api/v1/runs/{RUN}/chunks", params={"kind": "steps"})
+        ids = ids_of(client, "steps")
+        age(client, 1)
+        service_of(client).retention.round()
+        for kind, frame in before.items():
+            assert rows_of(client, kind).equals(frame), kind
+        assert same_records(pages_of(client)) == pages
+        # of each kind one file; what it took the place of is there for pages that began before
+        new = objects_of(client) - chunks
+        assert {name.split("/")[3] for name in new} == {"collectives", "steps"}
+        assert len(new) == 2
+        assert chunks < objects_of(client)
+        loop = service_of(client).retention
+        loop._clock = lambda: time.time_ns() + 3_600 * 10**9
+        loop.round()
+        assert {name for name in objects_of(client) if "/samples/" not in name} == new
+        assert len(ids_of(client, "steps")) < len(ids)
+        storage = client.get("/api/v1/storage").json()
+        (sizes,) = [run["kinds"] for run in storage["runs"] if run["run_id"] == RUN]
+        assert sizes["steps"] == size_of(client, "steps")
+        # a program that reads page by page begins again rather than count events twice
+        assert first.status_code == 200
+        moved = client.get(f"/api/v1/runs/{RUN}/chunks", params={"kind": "steps", "after": ids[0]})
+        assert moved.status_code == 409
+        assert same_records(pages_of(client)) == pages
+        for name in new:
+            path = tmp_path / f"{name.split('/')[3]}.parquet"
+            path.write_bytes(obstore.get(service_of(client).blobs._store, name).bytes().to_bytes())
+    with serving(compacted) as client:  # the analysis reads them too
+        service_of(client).analysis.look_now()
+        assert same_records(pages_of(client)) == pages
+        assert client.delete(f"/api/v1/runs/{RUN}?confirm={RUN}").status_code == 200
+        service_of(client).retention.round()
+        wait_until(lambda: objects_of(client) == set())
+    check_engines(tmp_path / "collectives.parquet", before["collectives"])
+
+
+def ids_of(client: TestClient, kind: str) -> list[int]:
+    table = tables.chunk.c
+    with service_of(client).read() as connection:
+        found = sa.select(table.id).where(table.run_id == RUN, table.kind == kind)
+        return list(connection.scalars(found.order_by(table.id)))
+
+
+def size_of(client: TestClient, kind: str) -> int:
+    """Return the bytes of content of all rows of a kind, counted anew."""
+    with service_of(client).read() as connection:
+        total = sa.select(sa.func.sum(content_bytes(tables.chunk))).where(
+            tables.chunk.c.run_id == RUN, tables.chunk.c.kind == kind
+        )
+        return int(connection.scalar(total))
+
+
+def check_engines(path: Path, expected: pl.DataFrame) -> None:
+    """Compare the rows and sums that engines read of a file."""
+    wanted = (len(expected), int(expected["duration_ns"].sum()) // 1_000)
+    asked = "SELECT count(*), sum(duration_us) FROM"
+    assert duckdb.sql(f"{asked} '{path}'").fetchall() == [wanted]
+    frame = pl.read_parquet(path)
+    assert (len(frame), frame["duration_us"].sum()) == wanted
+    panda = pd.read_parquet(path)
+    assert (len(panda), int(panda["duration_us"].sum())) == wanted
+    keys = frame.select("attempt", "rank", "step", pl.col("sequence").fill_null(0))
+    assert keys.equals(keys.sort(keys.columns))
+    assert pq.read_schema(path).metadata[b"rankscope.version"] == b"1"
+
+
+def test_chunks_that_went_meanwhile_are_not_revived(compacted: Settings) -> None:
+    """Retention came first: nothing of the file is used, and its object is swept."""
+    with serving(replace(compacted, segments=False)) as client:
+        sent(client, RUN)
+        age(client, 1)
+        service = service_of(client)
+        service.retention.round()
+        with service.read() as connection:
+            rules = service.retention.rules
+            made = list(segments_of(connection, rules, time.time_ns(), service.blobs))
+        assert {one.kind for one in made} == {"collectives", "steps"}
+        lost = sa.delete(tables.chunk).where(tables.chunk.c.id == made[0].ids[0])
+        service.writer.run(lambda unit: unit.connection.execute(lost))
+        before = ids_of(client, made[0].kind)
+        with pytest.raises(MeanwhileError):
+            service.writer.run(lambda unit: put_in_place(unit, made[0]))
+        assert ids_of(client, made[0].kind) == before

@@ -96,6 +96,7 @@ def test_every_table_is_of_a_run_or_named() -> None:
         "error_event", "event", "finding", "finding_event", "journal", "lease", "log_block",
         "log_kind", "log_word", "loss", "metric",
         "op_rollup", "pin", "process_group", "producer", "rank", "removal", "run", "sample_span",
+        "segment",
         "stacks", "step_tile", "stored_size", "trace_part",
     }  # fmt: skip
 

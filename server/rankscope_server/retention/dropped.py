@@ -25,8 +25,11 @@ def drop_unnamed(connection: sa.Connection, objects: Collection[str], due_ns: in
     names = sorted(objects)
     for at in range(0, len(names), _AT_ONCE):
         part = names[at : at + _AT_ONCE]
-        rows = [{"object": name, "due_ns": due_ns} for name in unnamed(connection, part)]
+        gone = unnamed(connection, part)
+        rows = [{"object": name, "due_ns": due_ns} for name in gone]
         upsert(connection, tables.dropped_object, rows)
+        segment = tables.segment
+        connection.execute(sa.delete(segment).where(segment.c.object.in_(gone)))
 
 
 def unnamed(connection: sa.Connection, objects: Collection[str]) -> list[str]:

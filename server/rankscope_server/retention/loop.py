@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from rankscope_server.broker import Broker
 from rankscope_server.problems import Problem
+from rankscope_server.retention.compaction import MeanwhileError, put_in_place, segments_of
 from rankscope_server.retention.dropped import delete_dropped, sweep
 from rankscope_server.retention.kinds import RAW_PARTS, Kind, Part, RawKind, parts_of_run
 from rankscope_server.retention.marks import mark
@@ -182,6 +183,8 @@ class RetentionLoop:
                 self._delete_by_rule(removal)
             else:
                 self._remove(removal, removal.kind)
+        if self._settings.segments:
+            self._compact()
         self._give_back()
         self._delete_objects(with_orphans=True)
         self._newest_count = _NOT_COUNTED
@@ -330,6 +333,22 @@ class RetentionLoop:
         self.space.give_back(self._touched, lambda: not self._stop.is_set())
         self._touched = set()
         self._show(state="idle")
+
+    def _compact(self) -> None:
+        """Put old chunks together; what a store that is away takes no part of is tried again."""
+        try:
+            with self._reader.connect() as connection:
+                for made in segments_of(connection, self.rules, self._clock(), self._blobs):
+                    try:
+                        self._write(partial(put_in_place, made=made), made.run_id)
+                    except MeanwhileError as error:  # its object is swept
+                        log.info("%s", error)
+                    if self._stop.is_set():
+                        return
+        except StoreUnavailableError as error:
+            if error.cause != CAUSE:
+                raise
+            log.warning("chunks stay as they are for now: %s", error)
 
     def _delete_objects(self, *, with_orphans: bool = False) -> None:
         """Delete the objects of which the rows are gone; a store that is away is asked again."""

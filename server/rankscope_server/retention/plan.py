@@ -292,17 +292,21 @@ class _Planning:
         return size
 
     def _marked(self, before_ns: int) -> Cut:
-        """Return what came before a time, as far as that is counted."""
-        table = tables.received_mark
-        before_ns = min(before_ns, self._now_ns - SETTLED_NS)
-        row = self._connection.execute(
-            sa.select(table)
-            .where(table.c.time_ns <= before_ns)
-            .order_by(table.c.time_ns.desc())
-            .limit(1)
-        ).first()
-        names = [column.name for column in table.c if column.name != "time_ns"]
-        return Cut(before_ns, {name: 0 if row is None else row._mapping[name] for name in names})
+        return marked(self._connection, before_ns, self._now_ns)
+
+
+def marked(connection: sa.Connection, before_ns: int, now_ns: int) -> Cut:
+    """Return what came before a time, as far as that is counted."""
+    table = tables.received_mark
+    before_ns = min(before_ns, now_ns - SETTLED_NS)
+    row = connection.execute(
+        sa.select(table)
+        .where(table.c.time_ns <= before_ns)
+        .order_by(table.c.time_ns.desc())
+        .limit(1)
+    ).first()
+    names = [column.name for column in table.c if column.name != "time_ns"]
+    return Cut(before_ns, {name: 0 if row is None else row._mapping[name] for name in names})
 
 
 def _earlier(first: Cut, second: Cut) -> Cut:

@@ -19,12 +19,15 @@ from rankscope.wire.chunk import ChunkError, Column, decode_chunks
 from rankscope.wire.sample_columns import SAMPLE_KINDS
 from rankscope_server.store import tables
 from rankscope_server.store.blobs import Place, blobs_of
+from rankscope_server.store.segments import RowGroup
 
 log = logging.getLogger(__name__)
 READ_CHUNKS = 256  # at a time; SQLite bounds the number of parameters
 _TABLE = tables.chunk.c
 # What a query of chunks selects to read their data.
-PLACE = (_TABLE.data, _TABLE.object, _TABLE.start, _TABLE.num_bytes, _TABLE.crc32)
+PLACE = (
+    _TABLE.data, _TABLE.object, _TABLE.start, _TABLE.num_bytes, _TABLE.crc32, _TABLE.row_group,
+)  # fmt: skip
 _UNREAD = "unread"
 _OTHER_LETTERS = re.compile(r"[^A-Za-z0-9_-]+")
 _MAX_NAME = 48
@@ -46,7 +49,7 @@ def counting(connection: sa.Connection) -> Unread:
 
 def insert_chunks(connection: sa.Connection, run_id: str, rows: Sequence[dict[str, Any]]) -> None:
     """Insert rows, each with its `data`, which is kept before. Raises StoreUnavailableError."""
-    run = _folder_of(run_id)
+    run = folder_of(run_id)
     places = blobs_of(connection).put(
         [(f"{run}/{_kind_of(row['kind'])}", row["data"]) for row in rows]
     )
@@ -55,18 +58,16 @@ def insert_chunks(connection: sa.Connection, run_id: str, rows: Sequence[dict[st
 
 
 def data_of(connection: sa.Connection, rows: Sequence[Any]) -> Iterator[tuple[Any, bytes]]:
-    """Yield rows, which have the columns `PLACE`, with their data; in their order.
+    """Yield rows, which have the columns `PLACE`, with their data as chunks; in their order.
 
     Raises StoreUnavailableError where it cannot be read now.
     """
     for at in range(0, len(rows), READ_CHUNKS):
-        part = rows[at : at + READ_CHUNKS]
-        places = [Place(row.data, row.object, row.start, row.num_bytes, row.crc32) for row in part]
-        for row, data in zip(part, blobs_of(connection).get(places), strict=True):
-            if data is None:
-                left_out(connection, f"an object of {row.num_bytes} bytes")
-            else:
-                yield row, data
+        for row, data in _there(connection, rows[at : at + READ_CHUNKS]):
+            try:
+                yield row, data if isinstance(data, bytes) else data.chunk()
+            except ChunkError as error:
+                left_out(connection, str(error))
 
 
 def decoded(
@@ -77,20 +78,73 @@ def decoded(
     Raises StoreUnavailableError where they cannot be read now.
     """
     for at in range(0, len(rows), READ_CHUNKS):
-        there = list(data_of(connection, rows[at : at + READ_CHUNKS]))
-        done = 0
-        try:
-            for columns in decode_chunks([data for _, data in there], only):
-                done += 1
-                yield there[done - 1][0], columns
-        except ChunkError:  # one of those that were to be decoded together
-            for row, data in there[done:]:
-                try:
-                    (columns,) = decode_chunks([data], only)
-                except ChunkError as error:
-                    left_out(connection, str(error))
-                else:
-                    yield row, columns
+        there = _there(connection, rows[at : at + READ_CHUNKS])
+        chunks = _decoded([data for _, data in there if isinstance(data, bytes)], only)
+        for row, data in there:
+            try:
+                found = next(chunks) if isinstance(data, bytes) else data.columns(only)
+            except ChunkError as error:
+                found = error
+            if isinstance(found, ChunkError):
+                left_out(connection, str(found))
+            else:
+                yield row, found
+
+
+def _decoded(
+    chunks: Sequence[bytes], only: Collection[str] | None
+) -> Iterator[dict[str, Column] | ChunkError]:
+    """Yield the columns of each chunk, or what is wrong with it."""
+    done = 0
+    try:
+        for columns in decode_chunks(chunks, only):
+            done += 1
+            yield columns
+    except ChunkError:  # of one of those that were to be decoded together
+        for data in chunks[done:]:
+            try:
+                (columns,) = decode_chunks([data], only)
+            except ChunkError as error:
+                yield error
+            else:
+                yield columns
+
+
+def _there(connection: sa.Connection, rows: Sequence[Any]) -> list[tuple[Any, bytes | RowGroup]]:
+    """Return those rows whose data is there and whole, with it; of others it is counted."""
+    footers = _footers(connection, {row.object for row in rows if row.row_group >= 0})
+    places = [Place(row.data, row.object, row.start, row.num_bytes, row.crc32) for row in rows]
+    found = blobs_of(connection).get([*places, *footers.values()])
+    read = dict(zip(footers, found[len(rows) :], strict=True))
+    there: list[tuple[Any, bytes | RowGroup]] = []
+    for row, data in zip(rows, found[: len(rows)], strict=True):
+        footer = read.get(row.object)
+        if data is None or (row.row_group >= 0 and footer is None):
+            left_out(connection, f"{row.num_bytes} bytes of an object")
+        elif footer is None:
+            there.append((row, data))
+        else:
+            start = footers[row.object].start
+            there.append((row, RowGroup(row.row_group, ((row.start, data), (start, footer)))))
+    return there
+
+
+def _footers(connection: sa.Connection, objects: set[str]) -> dict[str, Place]:
+    """Return where the footers of segments are."""
+    table = tables.segment.c
+    if not objects:
+        return {}
+    rows = connection.execute(
+        sa.select(table.object, table.footer_start, table.num_bytes, table.footer_crc32).where(
+            table.object.in_(objects)
+        )
+    )
+    return {
+        row.object: Place(
+            b"", row.object, row.footer_start, row.num_bytes - row.footer_start, row.footer_crc32
+        )
+        for row in rows
+    }
 
 
 def left_out(connection: sa.Connection, why: str) -> None:
@@ -107,7 +161,7 @@ def _kind_of(kind: str) -> str:
     return "samples" if kind in SAMPLE_KINDS else kind
 
 
-def _folder_of(run_id: str) -> str:
+def folder_of(run_id: str) -> str:
     """Return the folder of a run: its name as far as letters allow, and that of no other."""
     digest = hashlib.sha256(run_id.encode()).hexdigest()[:12]
     return f"{_OTHER_LETTERS.sub('_', run_id)[:_MAX_NAME]}-{digest}"

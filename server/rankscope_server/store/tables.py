@@ -207,6 +207,8 @@ chunk = sa.Table(
     _number("start"),
     _number("num_bytes"),
     _number("crc32"),
+    _number("row_group", -1),  # of a segment; else these bytes are a chunk
+    _number("first_id"),  # of the chunks that a row group took the place of; `id` is their last
     sa.Index("ix_chunk_run_id_kind_rank_step_hi", "run_id", "kind", "rank", "step_hi"),
     # the chunks of all ranks in a range of steps, newest first, before any of them is read
     sa.Index("ix_chunk_run_id_kind_step_hi_step_lo", "run_id", "kind", "step_hi", "step_lo"),
@@ -222,6 +224,21 @@ object_owner = sa.Table(
     metadata,
     _number("number", key=True),  # 1
     _text("owner"),
+)
+
+# Parquet files that took the place of chunks (store/segments.py); rows of `chunk` are row groups
+segment = sa.Table(
+    "segment",
+    metadata,
+    sa.Column("object", sa.Text, primary_key=True),
+    _run(),
+    sa.Column("kind", sa.String(32), nullable=False),
+    _number("version"),
+    _number("count"),
+    _number("num_bytes"),
+    _number("footer_start"),
+    _number("footer_crc32"),
+    sa.Index("ix_segment_run_id", "run_id"),
 )
 
 # objects that no row names any more

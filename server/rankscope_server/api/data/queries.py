@@ -75,6 +75,8 @@ def chunk_page(
     if wanted.kind not in CHUNK_COLUMNS:
         raise _unknown_kind(wanted.kind, CHUNK_COLUMNS)
     table, where = tables.chunk.c, wanted.where(run_id)
+    if after is not None:
+        _check_unmoved(connection, where, after)
     num_events = None
     if after is None:
         num_events = int(
@@ -99,6 +101,18 @@ def chunk_page(
             break
     last = int(ids[num_passed - 1]) if num_passed < len(ids) else None
     return ChunkPage(chunks, last, num_events, unread.count)
+
+
+def _check_unmoved(
+    connection: sa.Connection, where: list[sa.ColumnElement[bool]], after: int
+) -> None:
+    """Raise Problem 409 where chunks of pages before were put into one with some that are not."""
+    table = tables.chunk.c
+    moved = sa.select(table.id).where(
+        *where, table.row_group >= 0, table.id > after, table.first_id <= after
+    )
+    if connection.scalar(moved.limit(1)) is not None:
+        raise Problem(409, "chunks were put together meanwhile", "after", "begin without it again")
 
 
 def _chunks(connection: sa.Connection, ids: Sequence[int]) -> list[StoredChunk]:
