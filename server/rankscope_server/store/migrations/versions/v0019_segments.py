@@ -7,8 +7,8 @@ from alembic import op
 
 from rankscope_server.store.migrations.columns import number, run, word
 
-revision = "0017_segments"
-down_revision = "0016_objects"
+revision = "0019_segments"
+down_revision = "0018_objects"
 
 
 def upgrade() -> None:
