@@ -137,7 +137,8 @@ def integrations_table() -> str:
     rows = []
     for one in integrations.ALL:
         passed = known.get(integrations.key_of(one))
-        version = f"{passed['version']}, {passed['day']}" if passed else "has not passed yet"
+        never = "not run since this list began"
+        version = f"{passed['version']}, {passed['day']}" if passed else never
         path = one.test.partition("::")[0]
         rows.append((one.topic, one.program, version, one.sees, f"`{path}`"))
     return table(("For", "Program", "Passed with", "What is seen", "By"), rows)

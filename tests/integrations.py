@@ -66,6 +66,14 @@ ALL: tuple[Integration, ...] = (
         f"{_LAUNCHERS}test_srun", command=("slurmctld", "-V"),
     ),
     Integration(
+        "Launchers", "Slurm, batch scripts", "the two scripts of docs/attach.md, by `sbatch`",
+        f"{_LAUNCHERS}test_sbatch", command=("slurmctld", "-V"),
+    ),
+    Integration(
+        "Launchers", "accelerate launch", "its launcher of several processes on a machine",
+        f"{_LAUNCHERS}test_accelerate_launch", "accelerate",
+    ),
+    Integration(
         "Launchers", "Open MPI", "`mpirun`: ranks by its own variables",
         f"{_LAUNCHERS}test_mpirun", command=("mpirun", "--version"),
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.scenarios.launched import PYTHON, RUN, TORCHRUN, cells, environment, 
 from tests.server.conftest import ServerProcess
 
 pytestmark = pytest.mark.multiproc
-SCRIPT = str(Path(starts.__file__))
+SCRIPT, ROOT = str(Path(starts.__file__)), Path(__file__).parents[2]
 MPI_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -91,6 +93,19 @@ def test_two_nodes_on_one_machine(tmp_path: Path, server: ServerProcess) -> None
         assert operations(run, rank)["all_reduce"] == starts.STEPS
 
 
+def test_accelerate_launch(tmp_path: Path, server: ServerProcess) -> None:
+    """Its launcher of several processes, which asks for no device."""
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("needs accelerate")
+    run = launch(
+        server, tmp_path, PYTHON, "-m", "accelerate.commands.launch", "--multi_gpu",
+        "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
+        "--dynamo_backend", "no", "--main_process_port", str(free_port()), SCRIPT,
+    )  # fmt: skip
+    is_whole(run)
+    assert run.get()["run"]["launcher"] == "accelerate"
+
+
 @pytest.mark.needs("mpirun")
 def test_mpirun(tmp_path: Path, server: ServerProcess) -> None:
     command = ("mpirun", "--oversubscribe", "-np", "2", *fork_server.python(), SCRIPT)
@@ -118,6 +133,42 @@ def test_srun(tmp_path: Path, server: ServerProcess) -> None:
     said = {line["message"]: line["rank"] for line in lines if "trained" in line["message"]}
     # each task's own launcher knows whose output it passes on
     assert said == {"trained as 0": 0, "trained as 1": 1}
+
+
+@pytest.mark.needs("root", "slurm")
+@pytest.mark.parametrize("tasks", [1, 2], ids=["torchrun", "srun"])
+def test_sbatch(tmp_path: Path, server: ServerProcess, tasks: int) -> None:
+    """The scripts of docs/attach.md, in a batch job of one node."""
+    script = tmp_path / "job.sh"
+    script.write_text(_recipe(f"#SBATCH --nodes=2 --ntasks-per-node={tasks}", server.url))
+    with slurm.cluster(tmp_path / "slurm") as variables:
+        environ = environment(tmp_path, server, **variables)
+        del environ["RANKSCOPE_RUN_ID"]  # the job names it
+        done = subprocess.run(
+            ["sbatch", "--wait", "--parsable", "--output=job.out", str(script)], cwd=tmp_path,
+            env=environ, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+    said = (tmp_path / "job.out").read_text()
+    assert done.returncode == 0, done.stderr + said
+    run = Watched(server, tmp_path, f"slurm-{done.stdout.strip()}")
+    run.log.write_text(said)
+    run.until(lambda: run.get().get("run", {}).get("status") == "ended", 30)
+    is_whole(run)
+
+
+def _recipe(first: str, url: str) -> str:
+    """Return the script of the documents that begins so, with what this machine has."""
+    text = (ROOT / "docs" / "attach.md").read_text()
+    (found,) = re.findall(rf"```sh\n(#!/bin/sh\n{re.escape(first)}\n.*?)```", text, re.DOTALL)
+    torchrun, run = shlex.join(TORCHRUN[:3]), shlex.join(RUN[:-1])
+    parts = {
+        "--nodes=2": "--nodes=1", "http://head:8787": url, "rankscope run": run,
+        "torchrun": torchrun, "python train.py": f"{PYTHON} {SCRIPT}", "train.py": SCRIPT,
+        "29500": str(free_port()),
+    }  # fmt: skip
+    for theirs, ours in parts.items():
+        found = found.replace(theirs, ours)
+    return found.replace("export MASTER_ADDR", f"export FREE_PORT={free_port()} MASTER_ADDR")
 
 
 @pytest.mark.needs("root", "slurm")
