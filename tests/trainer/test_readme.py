@@ -58,7 +58,8 @@ def test_every_strategy_has_a_configuration_and_a_run() -> None:
 
 
 MISTAKE = re.compile(
-    r"^rankscope run -- torchrun --standalone --nproc-per-node (\d) -m rankscope_trainer"
+    r"^rankscope run -- torchrun --standalone --nproc-per-node (\d)(?: --max-restarts \d)?"
+    r" -m rankscope_trainer"
     r"((?: \\\n|.)+)$",
     re.M,
 )
