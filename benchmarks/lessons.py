@@ -7,8 +7,8 @@
 Each command of docs/mistakes.md and of "Each strategy, as a run" in the trainer's README is typed
 as it stands on the page, in an empty folder; the environment names a server, and nothing else is
 added. What the page promises has to come true: a mistake is named by its kind, in the words that
-the page quotes, under a headline of the right sort, and where the page says what it costs, within
-five points of it; a strategy prints the losses that are shown, to a tenth. `--check` runs nothing
+the page quotes, no loss is called healthy, and where the page says what it costs, it is within
+five points of that; a strategy prints the losses that are shown, to a tenth. `--check` runs nothing
 and says which commands have no lesson here and which words are not on the page. Resumes where it
 was stopped; results are in benchmarks/results/lessons.jsonl, a row for each command and label of
 the code. Exit code 1 if one is not as the page says.
@@ -50,23 +50,23 @@ class Promise:
 
     kind: str
     words: str
-    state: str = "culprit"  # of the headline
     cost: float | None = None  # share of the throughput
     code: int = 0
+    is_note: bool = False  # beside a healthy run
 
 
 PROMISES: dict[str, tuple[Promise, ...]] = {  # by heading, in the order of its commands
     "A model on several ranks without a pipeline": (
-        Promise("no_pipelining", "2 stages work one after the other", "advice", 0.5),
+        Promise("no_pipelining", "2 stages work one after the other", 0.5),
     ),
     "Stages of unequal work": (
-        Promise("stage_imbalance", "stage 0", "advice"),
+        Promise("stage_imbalance", "stage 0"),
     ),
     "Too few microbatches": (
-        Promise("pipeline_bubble", "2 microbatches are few for 4 stages", "advice"),
+        Promise("pipeline_bubble", "2 microbatches are few for 4 stages"),
     ),
     "One parameter server for many workers": (
-        Promise("server_bottleneck", "for 1 parameter server", "advice"),
+        Promise("server_bottleneck", "for 1 parameter server"),
     ),
     "Checkpoints that take too long, or come too rarely": (
         Promise("slow_checkpoint", "saves checkpoints slowly"),
@@ -89,8 +89,8 @@ PROMISES: dict[str, tuple[Promise, ...]] = {  # by heading, in the order of its 
         Promise("accumulation", "is not divided by 4"),
     ),
     "Learning rate and batch": (
-        Promise("no_warm_up", "No warm-up: the first step of a batch of 1,024 samples", "healthy"),
-        Promise("linear_scaling", "scaled in proportion to the batch, 4 times", "healthy"),
+        Promise("no_warm_up", "the first step of a batch of 1,024 samples", is_note=True),
+        Promise("linear_scaling", "scaled in proportion to the batch, 4 times", is_note=True),
     ),
 }  # fmt: skip
 
@@ -217,8 +217,8 @@ def _judged(promise: Promise, answer: dict[str, Any], said: dict[str, Any]) -> s
     text = f"{said['what']} {answer['text']}"
     if promise.words.casefold() not in text.casefold():
         return f"not said: {promise.words}"
-    if answer["state"] != promise.state:
-        return f"the headline is {answer['state']}"
+    if answer["state"] == "healthy" and not promise.is_note:
+        return "called healthy"
     cost = said.get("cost_throughput_ratio")
     if promise.cost is not None and not abs((cost or 0.0) - promise.cost) <= POINTS:
         return f"the cost is {cost}"
