@@ -82,7 +82,7 @@ PROMISES: dict[str, tuple[Promise, ...]] = {  # by heading, in the order of its 
         Promise("same_order", "Every epoch has its samples in the same order"),
     ),
     "Nothing is learnt": (
-        Promise("nothing_learnt", "Nothing is learnt: no gradient reaches the weights"),
+        Promise("nothing_learnt", "Nothing is learnt"),  # by gradients, or, of few, by the loss
     ),
     "Accumulated gradients on the wrong scale": (
         Promise("accumulation", "is divided by 4 twice"),
