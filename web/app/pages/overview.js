@@ -158,7 +158,7 @@ function Numbers({ numbers }) {
         t.dd(
           { class: 'faint' },
           one.change_ratio !== null && Math.abs(one.change_ratio) >= 0.005
-            ? t.b({ class: 'changed' }, change(one.change_ratio), ' ')
+            ? t.b({ class: one.change_ratio > 0 ? 'bad' : undefined }, change(one.change_ratio), ' ')
             : null,
           one.reference_text,
         ),
