@@ -268,7 +268,7 @@ def test_work_without_an_owner_is_behind(shared: Callable[[], SharedLeases]) -> 
 def test_a_process_that_is_stopped_in_a_transaction_loses_it(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankscope_server.store.engine.STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr("rankscope_server.store.engine.STOPPED_SECONDS", 1.0)
     url = postgres.create_migrated()
     stopped, _ = open_engines(url, "normal")
     monkeypatch.undo()

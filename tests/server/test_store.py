@@ -90,7 +90,7 @@ def test_what_waits_is_committed_together_and_a_bad_job_fails_alone(
 def test_work_of_a_process_that_stood_still_is_repeated_once(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, stops: int
 ) -> None:
-    monkeypatch.setattr("rankscope_server.store.engine.STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr("rankscope_server.store.engine.STOPPED_SECONDS", 1.0)
     engines = open_engines(postgres.create_migrated(), "normal")
     writer = Writer(engines[0])
     tries: list[int] = []
@@ -99,7 +99,7 @@ def test_work_of_a_process_that_stood_still_is_repeated_once(
         unit.connection.execute(sa.insert(tables.run).values(run_id="r"))
         tries.append(len(tries))
         if len(tries) <= stops:
-            time.sleep(0.6)
+            time.sleep(2.0)
         return len(tries)
 
     writer.start()
