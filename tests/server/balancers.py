@@ -24,8 +24,17 @@ _START_SECONDS = 20.0
 class Balancer:
     """A load balancer with the configuration that is shipped, of which addresses alone differ."""
 
-    def __init__(self, kind: str, folder: Path, servers: Sequence[str]) -> None:
-        """`servers`: the addresses of two servers; `folder` gets certificate and configuration."""
+    def __init__(
+        self, kind: str, folder: Path, servers: Sequence[str], gateways: Sequence[str] = ()
+    ) -> None:
+        """`servers`: the addresses of two servers; `folder` gets certificate and configuration.
+
+        `gateways`: those of two that get what collectors send.
+        """
+        self._gateways = {
+            f"GATEWAY_{letter}": urlsplit(url).netloc
+            for letter, url in zip("AB", gateways, strict=False)
+        }
         self._folder, self._servers = folder, [urlsplit(url).netloc for url in servers]
         self._http, self._https = free_port(), free_port()
         self.plain_url = f"http://127.0.0.1:{self._http}"
@@ -78,6 +87,7 @@ class Balancer:
             "SERVER_A": self._servers[0], "SERVER_B": self._servers[1],
             "BIND_HTTP": f"127.0.0.1:{self._http}", "BIND_HTTPS": f"127.0.0.1:{self._https}",
             "CERTIFICATE": str(pair), **({} if os.geteuid() == 0 else {"KEEP_USER": "1"}),
+            **self._gateways,
         }  # fmt: skip
 
     def _nginx(self) -> tuple[list[str], dict[str, str]]:
@@ -105,10 +115,12 @@ class Balancer:
 
 
 @contextmanager
-def balancing(kind: str, folder: Path, servers: Sequence[str]) -> Iterator[Balancer]:
+def balancing(
+    kind: str, folder: Path, servers: Sequence[str], gateways: Sequence[str] = ()
+) -> Iterator[Balancer]:
     """Give a load balancer that runs before two servers; its folder is removed."""
     folder.mkdir()
-    balancer = Balancer(kind, folder, servers)
+    balancer = Balancer(kind, folder, servers, gateways)
     try:
         balancer.start()
         yield balancer

@@ -89,6 +89,31 @@ def test_the_event_stream_may_miss_a_heartbeat() -> None:
     assert all(int(limit) > 2 * Settings().heartbeat_seconds for limit in limits)
 
 
+@pytest.mark.needs("haproxy")
+def test_what_collectors_send_goes_to_gateways(start_server: Start, tmp_path: Path) -> None:
+    gateway, web = (
+        start_server(*BEHIND, "--data-dir", str(tmp_path / name), RANKSCOPE_TOKEN=TOKEN)
+        for name in ("gateway", "web")
+    )
+    down = f"http://127.0.0.1:{free_port()}"
+    addresses = ((web.url, down), (gateway.url, down))
+    with (
+        balancing("haproxy", tmp_path / "balancer", *addresses) as balancer,
+        Site(balancer, web).client() as client,
+    ):
+        wait_for(lambda: client.get("/api/v1/ready").status_code == 200, "it is found ready")
+        batch = Sender(None).body(log_line("x"))  # type: ignore[arg-type]
+        wait_for(
+            lambda: client.post("/rankscope/api/v1/ingest", content=batch).status_code == 200,
+            "the gateway is found ready",
+        )
+        assert client.post("/api/v1/clock").status_code == 200
+        trace = client.put("/api/v1/runs/run/commands/7/ranks/0/trace", content=b"x")
+        assert trace.status_code != 503
+        assert client.get("/api/v1/runs").json()["total"] == 0  # which the web server answers
+    assert httpx.get(f"{gateway.url}/api/v1/runs", headers=AUTHORIZED).json()["total"] == 1
+
+
 def test_a_prefix_of_the_path_is_enough(site: Site) -> None:
     with site.client() as client:
         to = client.get("/rankscope")
