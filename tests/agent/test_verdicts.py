@@ -42,7 +42,7 @@ def overview(status: str, verdict: ShownVerdict | None) -> Overview:
         ),
         verdict=verdict, removed=[],
         answer=ShownAnswer(state="healthy", text="No fault found", detail=""),
-        numbers=[], attempts=[],
+        numbers=[], attempts=[], trackers=[],
         counts=Counts(0, None, 0, 0, 0, 0),
     )  # fmt: skip
 
