@@ -81,12 +81,13 @@ CHECKS = (
     Check("vendored files", ("python", ".ci/vendor_web.py", "check")),
     Check("recipe of the image", ("hadolint", "deploy/container/Dockerfile")),
     Check(
-        "schema of the compose file",
+        "schema of the compose files",
         (
             "check-jsonschema",
             "--builtin-schema",
             "vendor.compose-spec",
             "deploy/container/compose.yaml",
+            "deploy/container/fleet.yaml",
         ),
     ),
     Check("types, lint and units of the web", (".ci/check-web",), needs=("node",)),

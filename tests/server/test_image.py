@@ -8,9 +8,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -129,24 +131,35 @@ def test_nothing_but_the_context_is_sent_to_the_builder() -> None:
     assert all((ROOT / name).exists() for name in let_in)
 
 
-def composed() -> dict[str, Any]:
-    """Return the compose file, its variables put in."""
+def composed(name: str) -> dict[str, Any]:
+    """Return a compose file, its variables put in."""
     given = {"RANKSCOPE_NAME": "rankscope.example", "RANKSCOPE_TOKEN": "t" * 20,
-             "POSTGRES_PASSWORD": "p" * 20}  # fmt: skip
-    text = (CONTAINER / "compose.yaml").read_text()
+             "POSTGRES_PASSWORD": "p" * 20, "NATS_PASSWORD": "n" * 20,
+             "AWS_SECRET_ACCESS_KEY": "a" * 20}  # fmt: skip
+    text = (CONTAINER / name).read_text()
     filled = re.sub(r"\$\{(\w+)(?::\?[^}]*)?\}", lambda found: given[found[1]], text)
     found: dict[str, Any] = yaml.safe_load(filled)
     return found
 
 
-def test_the_servers_of_the_compose_file_start_with_their_settings() -> None:
-    services = composed()["services"]
+COMPOSED = {
+    "compose.yaml": ("server-a", "server-b"),
+    "fleet.yaml": ("web-a", "web-b", "gateway-a", "gateway-b", "worker-a", "worker-b"),
+}
+
+
+@pytest.mark.parametrize("file", COMPOSED)
+def test_the_servers_of_a_compose_file_start_with_their_settings(file: str) -> None:
+    services = composed(file)["services"]
     address = services["balancer"]["networks"]["inside"]["ipv4_address"]
     known = {setting.variable for setting in SETTINGS}
-    for name in ("server-a", "server-b"):
+    first, *later = COMPOSED[file]
+    for name in (first, *later):
         environ = services[name]["environment"]
         assert {key for key in environ if key.startswith("RANKSCOPE_")} <= known
-        settings = parse([], environ | {"RANKSCOPE_SERVER_HOST": "0.0.0.0"})
+        _, *words = services[name].get("command", ["serve"])
+        settings = parse(words, environ | {"RANKSCOPE_SERVER_HOST": "0.0.0.0"})
+        assert settings.role == (name.partition("-")[0] if words else "all")
         assert settings.proxies() == (f"{address}/32",)
         assert settings.host_names() == ("rankscope.example",)
         assert services[name]["read_only"]
@@ -154,16 +167,53 @@ def test_the_servers_of_the_compose_file_start_with_their_settings() -> None:
         assert (
             int(services[name]["stop_grace_period"].removesuffix("s")) > settings.shutdown_seconds
         )
-    assert services["server-b"]["depends_on"] == {"server-a": {"condition": "service_healthy"}}
+    waits = {"condition": "service_healthy"}
+    assert all(services[name]["depends_on"] == {first: waits} for name in later)
 
 
-def test_the_balancer_of_the_compose_file_has_the_variables_of_its_configuration() -> None:
-    services = composed()["services"]
+@pytest.mark.parametrize(
+    ("file", "kinds"),
+    [
+        ("compose.yaml", {"SERVER": "server"}),
+        ("fleet.yaml", {"SERVER": "web", "GATEWAY": "gateway"}),
+    ],
+)
+def test_the_balancer_of_a_compose_file_has_the_variables_of_its_configuration(
+    file: str, kinds: dict[str, str]
+) -> None:
+    services = composed(file)["services"]
     balancer = services["balancer"]
     text = (DEPLOY / "haproxy" / "rankscope.cfg").read_text()
-    assert set(balancer["environment"]) == set(re.findall(r"presetenv (\w+)", text))
-    for letter in "ab":
-        server = services[f"server-{letter}"]["networks"]["inside"]["ipv4_address"]
-        assert balancer["environment"][f"SERVER_{letter.upper()}"] == f"{server}:8787"
+    ours = {
+        f"{variable}_{letter.upper()}": service["networks"]["inside"]["ipv4_address"] + ":8787"
+        for variable, kind in kinds.items()
+        for letter in "ab"
+        for service in (services[f"{kind}-{letter}"],)
+    }
+    preset = set(re.findall(r"presetenv (\w+)", text))
+    assert set(balancer["environment"]) == preset | set(ours)
+    assert balancer["environment"] == balancer["environment"] | ours
     (mounted,) = balancer["volumes"]
     assert (CONTAINER / mounted.partition(":")[0]).resolve() == DEPLOY / "haproxy" / "rankscope.cfg"
+
+
+def test_the_servers_of_nats_of_a_fleet_have_what_their_configuration_names() -> None:
+    text = (DEPLOY / "nats" / "nats.conf").read_text()
+    named = set(re.findall(r"\$(\w+)", text))
+    services = composed("fleet.yaml")["services"]
+    servers = [services[f"nats-{number}"] for number in range(3)]
+    assert all(set(one["environment"]) == named for one in servers)
+    urls = services["worker-a"]["environment"]["RANKSCOPE_SERVER_NATS_URL"].split(",")
+    routes = re.findall(r"nats://([\w-]+):6222", text)
+    assert [urlsplit(url).hostname for url in urls] == routes == ["nats-0", "nats-1", "nats-2"]
+    program = Path(sys.executable).with_name("nats-server")
+    for one in servers:
+        assert (CONTAINER / one["volumes"][0].partition(":")[0]).resolve() == (
+            DEPLOY / "nats" / "nats.conf"
+        )
+        checked = subprocess.run(
+            [program, "-c", DEPLOY / "nats" / "nats.conf", "-t"], env=one["environment"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert checked.returncode == 0, checked.stderr
+        assert urlsplit(urls[0]).password == one["environment"]["NATS_PASSWORD"]

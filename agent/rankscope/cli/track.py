@@ -174,6 +174,12 @@ def is_over(page: dict[str, Any]) -> bool:
     return page["run"]["status"] in _OVER
 
 
+def trackers_of(page: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the runs of trackers that the ranks log to; a server from before knows of none."""
+    found: list[dict[str, Any]] = page.get("trackers", [])
+    return found
+
+
 def numbers_of(row: dict[str, Any]) -> StepNumbers:
     """Return the numbers of a step that are known."""
     values = {f"{PREFIX}{name}": float(row[name]) for name in _NUMBERS if row[name] is not None}
@@ -235,13 +241,13 @@ class _Writing:
 
     def _is_time(self, page: dict[str, Any]) -> bool:
         """Return whether it is known where to write, or is not to be known."""
-        missing = set(self._arguments.to) - {one["tracker"] for one in page["trackers"]}
+        missing = set(self._arguments.to) - {one["tracker"] for one in trackers_of(page)}
         is_last = is_over(page) or not self._arguments.follow
         return not missing or is_last or page["run"]["step"] >= _FIRST_STEPS
 
     def _opened(self, page: dict[str, Any]) -> dict[str, Tracker]:
         """Return the trackers that can be written to; of others say why they cannot."""
-        own = {one["tracker"]: one for one in page["trackers"]}
+        own = {one["tracker"]: one for one in trackers_of(page)}
         given, found = self._arguments, {}
         for name in dict.fromkeys(given.to):
             target = Target(

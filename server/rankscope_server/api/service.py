@@ -102,6 +102,20 @@ def _divided(
 
 
 @contextmanager
+def _opened(settings: Settings, url: str) -> Iterator[tuple[sa.Engine, sa.Engine, Blobs]]:
+    """Give what writes to the store, what reads it, and where the data of chunks is."""
+    with ExitStack() as stack:
+        stack.enter_context(only_server(url))
+        writing, reader = open_engines(url, settings.synchronous)
+        stack.callback(reader.dispose)
+        stack.callback(writing.dispose)
+        blobs = stack.enter_context(
+            open_blobs(settings.blobs, writing, reader, is_synced=settings.synchronous == "full")
+        )
+        yield writing, reader, blobs
+
+
+@contextmanager
 def open_service(settings: Settings) -> Iterator[Service]:
     """Open the store and start the threads; at the end stop them in order.
 
@@ -111,13 +125,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
     disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
     with ExitStack() as stack:
         disk.open()
-        stack.enter_context(only_server(url))
-        writing, reader = open_engines(url, settings.synchronous)
-        stack.callback(reader.dispose)
-        stack.callback(writing.dispose)
-        blobs = stack.enter_context(
-            open_blobs(settings.blobs, writing, reader, is_synced=settings.synchronous == "full")
-        )
+        writing, reader, blobs = stack.enter_context(_opened(settings, url))
         writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
         intake = Intake()
