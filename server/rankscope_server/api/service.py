@@ -161,13 +161,9 @@ def open_service(settings: Settings) -> Iterator[Service]:
             parts = Parts(writer, broker, analysis, retention, alerts)
             stack.enter_context(joined(url, leases, parts))
         announcer = Announcer(analysis, broker, counters)
+        kept = Store(reader, writer, leases, share, intake)
         batches, followers = stack.enter_context(
-            open_log(
-                settings,
-                Store(reader, writer, leases, share, intake),
-                announcer.stored,
-                counters.rejected.inc,
-            )
+            open_log(settings, kept, announcer.stored, counters.rejected.inc)
         )
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
