@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -167,6 +168,29 @@ def test_even_pipelines_are_left_alone(seed: int) -> None:
     assert not pipeline_findings(look)
     (status,) = (status for status in look.detectors if status.name == "pipeline")
     assert status.state == "ran"
+
+
+def test_a_healthy_pipeline_says_that_it_idles_by_its_schedule() -> None:
+    plan = Plan(4, 16, sigma=0.01, steps=60)
+    end_ns = START_NS + int(plan.steps * plan.run().step_ms(5) * 1e6)
+    here = [
+        schema.RankState(
+            attempt=0, rank=rank, time_ns=end_ns, step=plan.steps, phase="forward",
+            phase_since_ns=end_ns, heartbeat_ns=end_ns,
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    state = RunState("run")
+    apply(state, [*plan.items(), *((end_ns, one) for one in here)])
+    look = state.look(end_ns)
+    found = re.fullmatch(
+        r"Healthy: 4 ranks, 60 steps, .*; the pipeline idles (\d+) % of the time, (\d+) % by its "
+        r"schedule",
+        look.answer.text,
+    )
+    assert found is not None, look.answer.text
+    assert int(found[2]) == pytest.approx(100 * 3 / 19, abs=1)
+    assert int(found[2]) <= int(found[1]) < 2 * int(found[2])
 
 
 def test_too_few_steps_and_no_pipeline_are_said() -> None:

@@ -18,6 +18,7 @@ from rankscope_server.findings.finding import (
     ran,
     skipped,
 )
+from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.statistics import median
 from rankscope_server.findings.text import (
     ms_text,
@@ -75,7 +76,8 @@ class Pipeline:
         found = () if bubble is None else (bubble,)
         is_even = split.imbalance < window.policy.imbalance_ratio
         if is_even or (stages is not None and stages.is_one_by_one):
-            return ran(self, found, (f"pipeline: {_idle_text(split)}",))
+            by_design = _idles(split.bubble, split.schedule, window.policy)
+            return ran(self, found, (f"pipeline: {_idle_text(split)}",), by_design=by_design)
         steady = _steadiness(replay, cells, split)
         return ran(self, (_finding(window, replay, split, steady), *found))
 
@@ -86,7 +88,18 @@ class Pipeline:
             return skipped(self, reason, "record collectives on all ranks, or wait")
         found = (uneven_finding(window, stages), bubble_finding(window, stages))
         findings = [finding for finding in found if finding is not None]
-        return ran(self, findings, note=f"by self time alone: {reason}")
+        return ran(
+            self, findings, note=f"by self time alone: {reason}",
+            by_design=_idles(stages.idle, stages.schedule, window.policy),
+        )  # fmt: skip
+
+
+def _idles(share: float, schedule: float | None, policy: Policy) -> tuple[str, ...]:
+    """Return that a pipeline idles, which its stages do by design, where it is worth a word."""
+    if share < policy.cost_info_ratio:
+        return ()
+    by = "" if schedule is None else f", {percent_text(schedule)} by its schedule"
+    return (f"the pipeline idles {percent_text(share)} of the time{by}",)
 
 
 def _microbatches(
