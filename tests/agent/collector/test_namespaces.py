@@ -42,6 +42,16 @@ def contain(script: str, *words: str, environ: dict[str, str]) -> subprocess.Pop
 def test_a_rank_in_another_container_is_followed_by_its_heartbeat_and_never_signalled(
     run: Path, receiver: Receiver, containers: list[subprocess.Popen[bytes]]
 ) -> None:
+    environ = collector_environment(
+        processes.environment(server=receiver.url, hang_stack_seconds=0.5)
+    )
+    # first: it must see a heartbeat change, however long a busy machine takes to start it
+    collector = contain(
+        f'sleep {BYSTANDER} & "$@"', sys.executable, "-m", "rankscope.node", "--run-dir",
+        str(run), environ=environ,
+    )  # fmt: skip
+    containers.append(collector)
+    wait_for(lambda: (run / "node" / "pid").exists())
     # the rank is pid 2 in its container; pid 2 in the collector's is a bystander
     rank = contain(
         '"$@"; true', sys.executable, str(FAKE_RANK), str(run), "0", "400", "80", "stuck",
@@ -49,14 +59,6 @@ def test_a_rank_in_another_container_is_followed_by_its_heartbeat_and_never_sign
     )  # fmt: skip
     containers.append(rank)
     wait_for(lambda: list(run.glob("0/0.2/steps.ring")))
-    environ = collector_environment(
-        processes.environment(server=receiver.url, hang_stack_seconds=0.5)
-    )
-    collector = contain(
-        f'sleep {BYSTANDER} & "$@"', sys.executable, "-m", "rankscope.node", "--run-dir",
-        str(run), environ=environ,
-    )  # fmt: skip
-    containers.append(collector)
     wait_for(lambda: [e for e in receiver.records(schema.Event) if e.name == "stacks skipped"])
     (event,) = [e for e in receiver.records(schema.Event) if e.name == "stacks skipped"]
     assert "another pid namespace" in event.fields["reason"]
