@@ -67,5 +67,5 @@ def test_it_is_reached_by_keyboard_and_under_a_prefix(
         page.wait_for_url(f"{url}/server")
         watched.settled()
         parts = page.get_by_role("region", name="Parts of the server")
-        expect(parts.get_by_text("works", exact=True)).to_have_count(6)
+        expect(parts.get_by_text("works", exact=True)).to_have_count(7)
         watched.check()
