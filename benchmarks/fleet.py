@@ -14,20 +14,14 @@ status 1 on any difference, and where the partitions of a worker moved later tha
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import os
 import random
 import signal
 import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from two_servers import (
@@ -40,6 +34,7 @@ from two_servers import (
     count_sends,
     make_batches,
     postgres_server,
+    run_rounds,
     wait_until_over,
 )
 
@@ -202,42 +197,6 @@ def measure(seed: int, events: int, folder: Path) -> FleetResult:
     return result
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--events", type=int, default=5, help="kills and stops of a round")
-    parser.add_argument("--seed", type=int, default=1, help="of the first round")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--json", action="store_true", help="one round, as JSON; nothing is kept")
-    choices = parser.parse_args()
-    before = {} if choices.json else known(choices.results)
-    is_wrong = False
-    for seed in range(choices.seed, choices.seed + choices.rounds):
-        result = before.get((seed, choices.events))
-        if result is None:
-            with tempfile.TemporaryDirectory(prefix="rankscope-fleet-") as folder:
-                result = measure(seed, choices.events, Path(folder))
-            line = json.dumps(asdict(result) | {"passed": result.passed, "cores": os.cpu_count()})
-            if choices.json:
-                print(line)
-            else:
-                with choices.results.open("a") as file:
-                    file.write(line + "\n")
-        if not choices.json:
-            show(result)
-        is_wrong |= not result.passed
-    return int(is_wrong)
-
-
-def known(path: Path) -> dict[tuple[int, int], FleetResult]:
-    """Return the rounds that were measured before, by seed and size."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [msgspec.json.decode(line, type=dict) for line in lines]
-    names = FleetResult.__dataclass_fields__
-    found = [FleetResult(**{name: row[name] for name in names}) for row in rows]
-    return {(one.seed, one.events): one for one in found}
-
-
 def show(result: FleetResult) -> None:
     moves = sorted(result.move_seconds)
     print(f"seed {result.seed}: {result.hit}, {result.seconds:.0f} s")
@@ -252,6 +211,11 @@ def show(result: FleetResult) -> None:
         parts = {"lost": result.lost, "twice": result.twice, "differs": result.differs}
         wrong = {name: {k: n for k, n in part.items() if n} for name, part in parts.items()}
         print(f"  FAILED {wrong}, came to an end: {result.ended}")
+
+
+def main() -> int:
+    about = (__doc__ or "").splitlines()[0]
+    return run_rounds(about, RESULTS, FleetResult, measure, show, rounds=10, events=5)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -56,6 +56,7 @@ TERM_SECONDS = 4.0  # a server that is stopped for less keeps its work
 START_SECONDS = 90.0
 FAULTS = ("slow_compute", "slow_data", "none")
 LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 4.0
+AnyResult = TypeVar("AnyResult", bound="Result")
 
 
 @dataclass
@@ -443,28 +444,25 @@ def count_sends(result: Result, collectors: list[Collector]) -> None:
     result.statuses = dict(statuses)
 
 
-def known(path: Path) -> dict[tuple[int, int], Result]:
-    """Return the rounds that were measured before, by seed and size."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    results = [msgspec.json.decode(line, type=dict) for line in lines]
-    rows = [{name: row[name] for name in Result.__dataclass_fields__} for row in results]
-    return {(row["seed"], row["events"]): Result(**row) for row in rows}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--events", type=int, default=10, help="kills and stops of a round")
+def run_rounds(
+    about: str, results: Path, kind: type[AnyResult],
+    measure: Callable[[int, int, Path], AnyResult], show: Callable[[AnyResult], None],
+    *, rounds: int, events: int,
+) -> int:  # fmt: skip
+    """Run what the command line asks for and was not run before; return the exit code."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--events", type=int, default=events, help="kills and stops of a round")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=results)
     parser.add_argument("--json", action="store_true", help="one round, as JSON; nothing is kept")
     choices = parser.parse_args()
-    before = {} if choices.json else known(choices.results)
+    before = {} if choices.json else known(choices.results, kind)
     is_wrong = False
     for seed in range(choices.seed, choices.seed + choices.rounds):
         result = before.get((seed, choices.events))
         if result is None:
-            with tempfile.TemporaryDirectory(prefix="rankscope-two-") as folder:
+            with tempfile.TemporaryDirectory(prefix="rankscope-servers-") as folder:
                 result = measure(seed, choices.events, Path(folder))
             line = json.dumps(asdict(result) | {"passed": result.passed, "cores": os.cpu_count()})
             if choices.json:
@@ -476,6 +474,14 @@ def main() -> int:
             show(result)
         is_wrong |= not result.passed
     return int(is_wrong)
+
+
+def known(path: Path, kind: type[AnyResult]) -> dict[tuple[int, int], AnyResult]:
+    """Return the rounds that were measured before, by seed and size."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [msgspec.json.decode(line, type=dict) for line in lines]
+    found = [kind(**{name: row[name] for name in kind.__dataclass_fields__}) for row in rows]
+    return {(one.seed, one.events): one for one in found}
 
 
 def show(result: Result) -> None:
@@ -493,6 +499,11 @@ def show(result: Result) -> None:
         parts = {"lost": result.lost, "twice": result.twice, "differs": result.differs}
         wrong = {name: {k: n for k, n in part.items() if n} for name, part in parts.items()}
         print(f"  FAILED {wrong}, came to an end: {result.ended}")
+
+
+def main() -> int:
+    about = (__doc__ or "").splitlines()[0]
+    return run_rounds(about, RESULTS, Result, measure, show, rounds=5, events=10)
 
 
 if __name__ == "__main__":

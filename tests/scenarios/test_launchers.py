@@ -96,7 +96,7 @@ def test_two_nodes_on_one_machine(tmp_path: Path, server: ServerProcess) -> None
 def test_accelerate_launch(tmp_path: Path, server: ServerProcess) -> None:
     """Its launcher of several processes, which asks for no device."""
     if importlib.util.find_spec("accelerate") is None:
-        pytest.skip("needs accelerate")
+        pytest.skip("needs accelerate: pip install 'rankscope[dev]'")
     run = launch(
         server, tmp_path, PYTHON, "-m", "accelerate.commands.launch", "--multi_gpu",
         "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",

@@ -86,7 +86,8 @@ def test_nanogpt(
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+    importlib.util.find_spec("transformers") is None,
+    reason="needs transformers: pip install 'rankscope[dev]'",
 )
 @pytest.mark.parametrize(("more", "kinds"), [(("once",), []), ((), ["accumulation"])])
 def test_a_trainer_of_hugging_face(

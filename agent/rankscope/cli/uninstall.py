@@ -104,7 +104,7 @@ def remains(environ: Mapping[str, str]) -> Iterator[Remains]:
         if probes.is_dir():
             yield Remains("probes", probes, leftovers.size_of(probes), "compiled for this PyTorch")
     for base in run_directory_choice.bases(environ):
-        for path in sorted(base.iterdir()):
+        for path in _listed(base):
             if (path / "node").is_dir() or rank_directories(path):
                 yield _run(path)
         lock = base / leftovers.LOCK
@@ -119,9 +119,16 @@ def remains(environ: Mapping[str, str]) -> Iterator[Remains]:
         yield Remains("store", store, leftovers.size_of(store), "runs, findings, logs, tokens", by)
 
 
+def _listed(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):  # it may not be read
+        return sorted(folder.iterdir())
+    return []
+
+
 def _run(path: Path) -> Remains:
     is_alive = any(leftovers.lives(path / key) for key in rank_directories(path))
-    by = "its ranks" if is_alive else "its collector" if leftovers.is_held(path) else ""
+    is_held = (path / "node").is_dir() and leftovers.is_held(path)  # to ask makes the folder
+    by = "its ranks" if is_alive else "its collector" if is_held else ""
     server = leftovers.server_of(path)
     what = (
         "a server has all of it" if (path / leftovers.DELIVERED).exists()

@@ -66,9 +66,11 @@ def choose(
 
 def bases(environ: Mapping[str, str]) -> list[Path]:
     """Return what is there of the directories that may hold runs: the one that is named, or all."""
-    found = dict.fromkeys(_candidates(environ))
-    named = environ.get("RANKSCOPE_DIR", "")
-    return [path for path in ([Path(named).absolute()] if named else found) if path.is_dir()]
+    if named := environ.get("RANKSCOPE_DIR"):
+        return [path for path in (Path(named).absolute(),) if path.is_dir()]
+    # others can make a directory of our name where all may write
+    found = (path for path in dict.fromkeys(_candidates(environ)) if path.is_dir())
+    return [path for path in found if path.lstat().st_uid == os.getuid()]
 
 
 def file_system(path: Path, mounts: str) -> str:
