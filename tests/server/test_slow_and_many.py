@@ -72,8 +72,10 @@ def test_connections_without_a_request_are_closed(start_server: Start) -> None:
 
     def drip() -> None:  # a byte now and then of the next head
         with contextlib.suppress(OSError):
-            while not stop.wait(0.2):
-                dripping.sendall(b"G")
+            for byte in HEAD:
+                dripping.sendall(bytes([byte]))
+                if stop.wait(0.2):
+                    break
 
     dripper = threading.Thread(target=drip)
     dripper.start()
