@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import or_
@@ -128,13 +128,15 @@ class Words(Sequence[str]):
 class Decoded:
     """The columns of chunks of one layout, chunk after chunk, whole numbers side by side.
 
-    `numbers` is columns x events (int64); `rows` says which column is where, in the order of the
-    sender. Rows of words are places in their list of `words`. `begins` are the first events of the
-    chunks; `lowest` and `highest` (int64) are columns x chunks.
+    `rows` says which column is where, in the order of the sender: the first rows are those of
+    `numbers` (columns x events, int64), the others those of `constants` (int64, read-only: most are
+    one number for all events). Rows of words are places in their list of `words`. `begins` are the
+    first events of the chunks; `lowest` and `highest` (int64) are columns x chunks.
     """
 
     rows: dict[str, int]
     numbers: Array
+    constants: list[Array]
     begins: Array
     lowest: Array
     highest: Array
@@ -142,9 +144,14 @@ class Decoded:
     floats: dict[str, Array]  # float32
     ranks: Array | None  # of each event; None where a chunk is of one rank, and does not say whose
 
+    @property
+    def num_events(self) -> int:
+        """Return how many events there are."""
+        return int(self.numbers.shape[1])
+
     def columns(self, words: Mapping[str, Words]) -> dict[str, Column]:
         """Return all of them by name; `words` are `words_in_common`."""
-        found: dict[str, Column] = {name: self.numbers[row] for name, row in self.rows.items()}
+        found: dict[str, Column] = {name: self._row(row) for name, row in self.rows.items()}
         found |= {**words, **self.floats}
         return found if self.ranks is None else found | {RANK: self.ranks}
 
@@ -152,7 +159,7 @@ class Decoded:
         """Return those of one chunk."""
         begin, *after = self.begins[number : number + 2].tolist()
         events = slice(begin, after[0] if after else None)
-        numbers = self.numbers[:, events]
+        numbers = [*self.numbers[:, events], *(column[events] for column in self.constants)]
         found: dict[str, Column] = {name: numbers[row] for name, row in self.rows.items()}
         for name, of_column in self.words[number].items():
             found[name] = Words(numbers[self.rows[name]], of_column)
@@ -166,7 +173,7 @@ class Decoded:
         """
         found = {}
         for name, first in self.words[0].items():
-            codes, lists = self.numbers[self.rows[name]], [known[name] for known in self.words]
+            codes, lists = self._row(self.rows[name]), [known[name] for known in self.words]
             if all(one is first or one == first for one in lists):
                 found[name] = Words(codes, first)
                 continue
@@ -175,6 +182,11 @@ class Decoded:
             starts = np.cumsum([0, *map(len, lists[:-1])])
             counts = np.diff(self.begins, append=len(codes))
             found[name] = Words(np.array(united)[codes + np.repeat(starts, counts)], list(places))
+        return found
+
+    def _row(self, row: int) -> Array:
+        varying = len(self.numbers)
+        found: Array = self.numbers[row] if row < varying else self.constants[row - varying]
         return found
 
 
@@ -734,28 +746,28 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
     firsts = np.cumsum([0, *(len(chunk.counts) for chunk in chunks[:-1])])  # ranks, of each chunk
     bases = _by_column([chunk.header.bases for chunk in chunks], layout.places, len(counts))
     slopes = _by_column([chunk.header.slopes for chunk in chunks], layout.places, len(counts))
-    numbers = np.empty((len(layout.places), sum(counts)), np.int64)
-    varying = numbers[: layout.num_varying]
+    num_varying = layout.num_varying  # rows; each of the others is what the base says
+    numbers = np.empty((num_varying, sum(counts)), np.int64)
     body = chunks[0].body if len(chunks) == 1 else np.concatenate([c.body for c in chunks], axis=1)
-    _take_bytes(layout, body, varying)
+    _take_bytes(layout, body, numbers)
     events = [slice(begin, begin + count) for begin, count in zip(begins, counts, strict=True)]
     for row in layout.deltas:
         each = slopes[row] if len(counts) == 1 else np.repeat(slopes[row], counts)
-        _sum_up(varying[row], each, begins)
+        _sum_up(numbers[row], each, begins)
     for row, first in itertools.product(layout.first_deltas, firsts.tolist()):
-        deltas = varying[row, events[first]]
+        deltas = numbers[row, events[first]]
         deltas[1:] += slopes[row, first]
         np.cumsum(deltas, out=deltas)
     for place, those in enumerate(events):
-        numbers[len(varying) :, those] = bases[len(varying) :, place, None]
-        varying[:, those] += bases[: len(varying), place, None]
-    _add_others(layout, numbers, Parts(begins, np.array(counts)), chunks)
+        numbers[:, those] += bases[:num_varying, place, None]
+    _add_others(layout, numbers, bases, Parts(begins, np.array(counts)), chunks)
     lowest, highest = np.ascontiguousarray(bases), bases.copy()
-    if len(varying):
-        np.minimum.reduceat(varying, begins, axis=1, out=lowest[: len(varying)])
-        np.maximum.reduceat(varying, begins, axis=1, out=highest[: len(varying)])
+    if num_varying:
+        np.minimum.reduceat(numbers, begins, axis=1, out=lowest[:num_varying])
+        np.maximum.reduceat(numbers, begins, axis=1, out=highest[:num_varying])
     for rows in layout.times:
         _in_ns(numbers[rows], lowest[rows], highest[rows])
+    constants = [_repeated(of_parts, counts) for of_parts in lowest[num_varying:]]
     ranks = None
     if chunks[0].ranks:
         ranks = np.repeat([rank for chunk in chunks for rank in chunk.ranks], counts)
@@ -772,18 +784,34 @@ def decode_alike(chunks: Sequence[OpenChunk]) -> Decoded:
         name: _one_nan(np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1))
         for name, start in layout.floats
     }
-    return Decoded(layout.rows, numbers, begins, lowest, highest, words, floats, ranks)
+    return Decoded(layout.rows, numbers, constants, begins, lowest, highest, words, floats, ranks)
 
 
-def _add_others(layout: _Layout, numbers: Array, parts: Parts, chunks: Sequence[OpenChunk]) -> None:
+def _repeated(of_parts: Array, counts: Sequence[int]) -> Array:
+    """Return a number of each part for each of its events; of one number it takes no memory."""
+    if (of_parts == of_parts[0]).all():
+        return np.broadcast_to(of_parts[0], sum(counts))
+    return np.repeat(of_parts, counts)
+
+
+def _add_others(
+    layout: _Layout, numbers: Array, bases: Array, parts: Parts, chunks: Sequence[OpenChunk]
+) -> None:
     """Add what numbers are beside: those of the first rank of their chunk, or of another column."""
+
+    def of_row(row: int) -> Array:
+        return numbers[row] if row < len(numbers) else parts.each(bases[row])
+
     if layout.across or layout.meeting:
-        _add_first(layout, numbers, parts, chunks)
+        _add_first(layout, numbers, of_row, parts, chunks)
     for row, other in layout.beside:
-        numbers[row] += numbers[other]
+        numbers[row] += of_row(other)
 
 
-def _add_first(layout: _Layout, numbers: Array, parts: Parts, chunks: Sequence[OpenChunk]) -> None:
+def _add_first(
+    layout: _Layout, numbers: Array, of_row: Callable[[int], Array], parts: Parts,
+    chunks: Sequence[OpenChunk],
+) -> None:  # fmt: skip
     num_parts = [len(chunk.counts) for chunk in chunks]
     first = np.repeat(np.cumsum([0, *num_parts[:-1]]), num_parts)
     shifts = np.array([shift for chunk in chunks for shift in chunk.shifts])
@@ -791,8 +819,9 @@ def _add_first(layout: _Layout, numbers: Array, parts: Parts, chunks: Sequence[O
     for row in layout.across:
         numbers[row, others] += numbers[row, counterparts]
     for row, summed in layout.meeting:
-        ends = numbers[row, counterparts] + numbers[summed, counterparts]
-        numbers[row, others] += ends - numbers[summed, others]
+        base = of_row(summed)
+        ends = numbers[row, counterparts] + base[counterparts]
+        numbers[row, others] += ends - base[others]
 
 
 def _by_column(lists: Sequence[list[int]], places: Sequence[int], num_parts: int) -> Array:

@@ -228,7 +228,7 @@ def _validated(parts: list[_Part]) -> dict[tuple[int, int], ValidatedChunk]:
     _check_words({name: column.words for name, column in words.items()})
     columns = decoded.columns(words)
     later = {
-        name: np.full(decoded.numbers.shape[1], -1)
+        name: np.full(decoded.num_events, -1)
         for name in CHUNK_COLUMNS[kind]
         if name not in columns  # of LATER_COLUMNS
     }
@@ -246,7 +246,7 @@ def _validated(parts: list[_Part]) -> dict[tuple[int, int], ValidatedChunk]:
     mixed = {name for name, known in decoded.words[0].items() if words[name].words is not known}
     rollups = _rollups_of(kind, columns | later, ranges, decoded.begins, mixed)
     wanted = [*CHUNK_COLUMNS[kind], *([] if decoded.ranks is None else [RANK])]
-    ends = [*decoded.begins.tolist()[1:], decoded.numbers.shape[1]]
+    ends = [*decoded.begins.tolist()[1:], decoded.num_events]
     found = {}
     for number, (part, begin, end) in enumerate(
         zip(parts, decoded.begins.tolist(), ends, strict=True)

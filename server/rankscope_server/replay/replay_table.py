@@ -23,7 +23,7 @@ from rankscope_server.replay.replay import Replay
 _KEPT = 4
 _LARGE_ROWS = 300_000  # of a block: to go through it takes a fifth of a second
 # So that is done once in so many seconds, or in so many blocks where steps are quick.
-_RARELY_SECONDS, _MOST_BLOCKS = 20.0, 4
+_RARELY_SECONDS, _MOST_BLOCKS = 60.0, 16
 
 
 class ReplayTable:
