@@ -15,6 +15,7 @@ import pytest
 
 from rankscope.wire.chunk import encode_chunk
 from rankscope_server.findings.policy import POLICY
+from rankscope_server.replay import replay_table
 from rankscope_server.replay.event_graph import CycleError, GraphBuilder
 from rankscope_server.replay.recorded_program import NoReplay
 from rankscope_server.replay.replay import Replay
@@ -203,13 +204,70 @@ def test_a_replay_that_failed_keeps_nothing_of_what_it_read() -> None:
     tracemalloc.start()
     with pytest.raises(NoReplay):
         newest()
-    state.replays.kept.clear()
+    state.replays._kept.clear()
     with pytest.raises(NoReplay):
         newest()
     gc.collect()
     held_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held_bytes < 20_000
+
+
+def until(last: int, items: Sequence[Item]) -> list[Item]:
+    """Return what a timeline of chunks of one step sends up to a step."""
+    return [
+        item for item in items
+        if not isinstance(item[1], tuple) or np.asarray(item[1][1]["step"])[0] <= last
+    ]  # fmt: skip
+
+
+def test_what_was_made_of_all_rows_holds_when_some_have_to_go() -> None:
+    """A thousand ranks fill the table with fewer steps than lie between two replays."""
+    state = attempt_of(ddp_job(1, steps=128).items())
+    newest = partial(state.replays.newest, state.steps, state.ranks, state.groups, POLICY)
+    before, _ = newest()
+    events = state.replays.events
+    rows = events.count(before.steps)
+    events._capacity = 1
+    events._drop()
+    assert events.count(before.steps) < rows
+    assert newest()[0] is before
+
+
+def test_a_large_block_waits_until_the_look_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_table, "_LARGE_ROWS", 1)
+    items = ddp_job(1, steps=128).items(per_chunk=1)
+    state = attempt_of(until(64, items))
+    newest = partial(state.replays.newest, state.steps, state.ranks, state.groups, POLICY)
+    state.replays.defers = True
+    before, _ = newest()  # the first of all is made at once
+    assert before.steps[-1] == 64
+    for _, what in items:  # twice is once
+        if isinstance(what, tuple):
+            state.apply_chunk(*what)
+    state.take_waiting()
+    assert newest()[0] is before
+    assert state.replays.catch_up()
+    assert not state.replays.catch_up()
+    after = newest()[0]
+    assert after.steps[-1] == 128
+    assert after.mean_step_ms() == replay_of(items).mean_step_ms()
+
+
+def test_large_blocks_are_gone_through_after_each_doubling_and_then_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay_table, "_LARGE_ROWS", 1)
+    monkeypatch.setattr(replay_table, "_MOST_BLOCKS", 4)
+    items = ddp_job(1, steps=400).items(per_chunk=1)
+    state, ends = attempt_of(until(0, items)), []
+    for _, what in items:
+        if isinstance(what, tuple):
+            state.apply_chunk(*what)
+            state.take_waiting()
+            num_steps = state.steps.num_steps
+            ends.append(num_steps - num_steps % state.replays.paced(8, 32, state.steps))
+    assert list(dict.fromkeys(ends)) == [0, 32, 64, 128, 256, 384]
 
 
 # --- what-ifs ------------------------------------------------------------------------------------

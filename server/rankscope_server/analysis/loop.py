@@ -317,7 +317,16 @@ class AnalysisLoop:
             is_behind = self._intake.own_delay_seconds() > BEHIND_SECONDS
             most = _MAX_PAUSE_BEHIND_SECONDS if is_behind else _MAX_PAUSE_SECONDS
             due = ended + max(min(4.0 * (ended - began), most), self._settings.look_seconds)
+            self._catch_up()
         self._keep_all()
+
+    def _catch_up(self) -> None:
+        """Do what the last looks deferred while the next ones are not due."""
+        for run_id, run in list(self._runs.items()):
+            state = run.state
+            if state is not None:
+                with self._guarded(run_id, run):
+                    state.catch_up()
 
     def _take_many(self) -> None:
         """Give what waits of runs that send much to their tables."""
@@ -404,7 +413,7 @@ class AnalysisLoop:
         with self._guarded(run_id, run):
             state = self._advance(run_id, run)
             behind = self._behind_seconds(run_id, run)
-            look = state.look(self._clock() - int(behind * 1e9), behind)
+            look = state.look(self._clock() - int(behind * 1e9), behind, defers=True)
             outcome = run.outcome
             thinning = state.thinning_to_ask(self.shedding.wish(run_id))
 

@@ -99,11 +99,14 @@ class RunState:
         if chunk.kind in KINDS:
             self._samples.add(chunk.host, chunk.kind, columns)
 
-    def look(self, now_ns: int, behind_seconds: float = 0.0) -> Look:
+    def look(self, now_ns: int, behind_seconds: float = 0.0, *, defers: bool = False) -> Look:
         """Return what is known at `now_ns`, wall clock of the server.
 
-        `behind_seconds` is how long ago that is, where the server does not keep up.
+        `behind_seconds` is how long ago that is, where the server does not keep up. One that
+        `defers` leaves what takes a second to `catch_up`, and has of that what was known before.
         """
+        for attempt in self._attempts.values():
+            attempt.replays.defers = defers and not _is_over(attempt)
         findings: list[Finding] = []
         for attempt in self._attempts.values():
             attempt.take_waiting()
@@ -137,6 +140,11 @@ class RunState:
             cost=self._cost_at(now_ns, newest, has_news=has_news),
             places=dict(newest.stages.places) if newest is not None else {},
         )
+
+    def catch_up(self) -> None:
+        """Do what the last look deferred: the next one sees it."""
+        for attempt in self._attempts.values():
+            attempt.is_news |= attempt.replays.catch_up()
 
     def thinning_to_ask(self, wish: Wish | None) -> ThinningAsked | None:
         """Return the level of thinning to ask all ranks for, None where there is nothing to.

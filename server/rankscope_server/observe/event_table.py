@@ -207,10 +207,14 @@ class EventTable:
             for name, kind in _TYPES.items()
         }
         who = rows["rank"].astype(np.int64) << 32 | rows["step"]
-        order = np.lexsort((rows["arrived_ns"], who))
+        order = np.argsort(who, kind="stable")  # quick: each chunk is in order
         who, arrived_ns = who[order], rows["arrived_ns"][order]
         is_tied = np.zeros(len(order) + 1, bool)
-        is_tied[1:-1] = (who[1:] == who[:-1]) & (arrived_ns[1:] == arrived_ns[:-1])
+        is_same = who[1:] == who[:-1]
+        if (is_same & (arrived_ns[1:] < arrived_ns[:-1])).any():  # not by time: those of two chunks
+            by_time = np.lexsort((arrived_ns, who))
+            order, arrived_ns = order[by_time], arrived_ns[by_time]
+        is_tied[1:-1] = is_same & (arrived_ns[1:] == arrived_ns[:-1])
         tied = np.flatnonzero(is_tied[1:] | is_tied[:-1])
         if len(tied):  # few rows: only these may be the same
             order[tied] = order[tied][_order_of(rows, order[tied])]

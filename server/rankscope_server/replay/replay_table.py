@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,21 +21,31 @@ from rankscope_server.replay.recorded_program import (
 )
 from rankscope_server.replay.replay import Replay
 
+T = TypeVar("T")
 _KEPT = 4
 _LARGE_ROWS = 300_000  # of a block: to go through it takes a fifth of a second
-# So that is done once in so many seconds, or in so many blocks where steps are quick.
+# So that is done once in so many seconds, or in so many blocks where steps are quick; at first
+# after each doubling, so that something is known soon.
 _RARELY_SECONDS, _MOST_BLOCKS = 60.0, 16
 
 
 class ReplayTable:
-    """What was recorded of operations, and replays made of it."""
+    """What was recorded of operations, and replays made of it.
+
+    Where it `defers`, what a large block of steps would cost a look, a second of it, waits for
+    `catch_up`; until then a look has what was made of the block before.
+    """
 
     def __init__(self) -> None:
         self.events = EventTable()
-        self.kept: dict[Hashable, Any] = {}  # what was made, by what it rests on
+        self.defers = False
+        # what was made, by what it rests on, and of how many rows
+        self._kept: dict[tuple[str, bytes, Hashable], tuple[int, Any]] = {}
+        self._latest: dict[str, Array] = {}  # of each kind the steps of its newest block
+        self._waiting: dict[str, Callable[[], object]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"kept": {}}
+        return self.__dict__ | {"_kept": {}, "_latest": {}, "_waiting": {}}
 
     def newest(
         self,
@@ -51,8 +62,60 @@ class ReplayTable:
         stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 16)
         stop = steps.num_steps - total % self.paced(stride, policy.replay_steps, steps)
         begin = begin_of(steps, stop, policy.replay_steps)
+
+        def make(columns: Array) -> tuple[Replay, list[Program]] | str:
+            return self._tried(columns, steps, ranks, groups, policy)
+
         columns = usable_columns(steps, begin, stop, policy)
-        return self.of(columns, steps, ranks, groups, policy)
+        _, found = self.latest("replay", columns, steps, tuple(steps.ranks), make)
+        return _made(found)
+
+    def latest(
+        self, kind: str, columns: Array, steps: StepTable, also: Hashable,
+        make: Callable[[Array], T],
+    ) -> tuple[Array, T]:  # fmt: skip
+        """Return what is made of columns of the step table, and of which; `also` tells them apart.
+
+        Of these columns; while they wait for `catch_up`, of those of the call before.
+        """
+        numbers, before = steps.steps[columns], self._latest.get(kind)
+        key, num_rows = (kind, numbers.tobytes(), also), self.events.count(numbers)
+        is_made = key in self._kept and self._kept[key][0] >= num_rows
+        if self.defers and not is_made and num_rows > _LARGE_ROWS and before is not None:
+            known = self._kept.get((kind, before.tobytes(), also))
+            places = np.searchsorted(steps.steps, before)
+            if known is not None and np.isin(before, steps.steps).all():
+
+                def later() -> None:
+                    self.made_of(kind, numbers, also, partial(make, columns))
+                    self._latest[kind] = numbers
+
+                self._waiting[kind] = later
+                return places, known[1]
+        self._latest[kind] = numbers
+        return columns, self.made_of(kind, numbers, also, partial(make, columns))
+
+    def made_of(self, kind: str, numbers: Array, also: Hashable, make: Callable[[], T]) -> T:
+        """Return what was made of steps, anew where they have more rows since then.
+
+        They have fewer where the table had to drop some: what was made of all of them holds.
+        """
+        key, num_rows = (kind, numbers.tobytes(), also), self.events.count(numbers)
+        known = self._kept.pop(key, None)
+        if known is None or known[0] < num_rows:
+            known = num_rows, make()
+        self._kept[key] = known
+        while len(self._kept) > _KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        made: T = known[1]
+        return made
+
+    def catch_up(self) -> bool:
+        """Make what waits, before the tables change; return whether there was any."""
+        waiting, self._waiting = self._waiting, {}
+        for make in waiting.values():
+            make()
+        return bool(waiting)
 
     def paced(self, stride: int, size: int, steps: StepTable) -> int:
         """Return after how many steps to look at `size` steps again; rarer where they are large."""
@@ -60,8 +123,9 @@ class ReplayTable:
         if not len(newest) or self.events.count(newest) <= _LARGE_ROWS:
             return stride
         step_ms = np.nanmedian(steps.get("duration")[steps.some_rows(), -size:])
+        most = min(_MOST_BLOCKS, (steps.num_steps + steps.dropped_steps) // size)
         blocks = 1
-        while 2 * blocks <= _MOST_BLOCKS and 2 * blocks * size * step_ms / 1e3 <= _RARELY_SECONDS:
+        while 2 * blocks <= most and 2 * blocks * size * step_ms / 1e3 <= _RARELY_SECONDS:
             blocks *= 2
         return max(stride, blocks * size)
 
@@ -75,21 +139,25 @@ class ReplayTable:
     ) -> tuple[Replay, list[Program]]:
         """Return the replay of some columns of the step table. Raises NoReplay."""
         numbers = steps.steps[columns]
-        rests_on = (numbers.tobytes(), self.events.count(numbers), tuple(steps.ranks))
-        kept = self.kept
-        found = kept.pop(rests_on, None)
-        if found is None:
-            try:
-                found = self._make(columns, steps, ranks, groups, policy)
-            except NoReplay as error:
-                found = str(error)  # the exception itself would keep all that it was found in
-        kept[rests_on] = found
-        while len(kept) > _KEPT:
-            kept.pop(next(iter(kept)))
-        if isinstance(found, str):
-            raise NoReplay(found)
-        made: tuple[Replay, list[Program]] = found
-        return made
+
+        def make() -> tuple[Replay, list[Program]] | str:
+            return self._tried(columns, steps, ranks, groups, policy)
+
+        return _made(self.made_of("replay", numbers, tuple(steps.ranks), make))
+
+    def _tried(
+        self,
+        columns: Array,
+        steps: StepTable,
+        registered: Mapping[int, RankRegistered],
+        groups: Mapping[tuple[int, str], tuple[int, ...]],
+        policy: Policy,
+    ) -> tuple[Replay, list[Program]] | str:
+        """Return a replay, or why there is none: an exception would keep all it was found in."""
+        try:
+            return self._make(columns, steps, registered, groups, policy)
+        except NoReplay as error:
+            return str(error)
 
     def _make(
         self,
@@ -138,6 +206,13 @@ class ReplayTable:
         )
         _check(replay, policy)
         return replay, programs
+
+
+def _made(found: tuple[Replay, list[Program]] | str) -> tuple[Replay, list[Program]]:
+    """Return a replay. Raises NoReplay where there is none."""
+    if isinstance(found, str):
+        raise NoReplay(found)
+    return found
 
 
 def begin_of(steps: StepTable, stop: int, count: int) -> int:

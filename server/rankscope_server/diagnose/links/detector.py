@@ -66,7 +66,7 @@ class SlowLink:
             return skipped(
                 self, "too few ended operations are recorded", "record collectives, or wait"
             )
-        members, times = _measured(window, columns)
+        columns, (members, times) = _measured(window, columns)
         kinds = {
             path: ("pair" if isinstance(path, tuple) else len(ranks), host_count(window, ranks))
             for path, ranks in members.items()
@@ -110,29 +110,29 @@ class SlowLink:
 def _columns(window: Window) -> Array:
     """Return the columns of the newest whole block of steps, without special steps."""
     steps, size = window.steps, window.policy.link_steps
-    total = steps.num_steps + steps.dropped_steps
-    stop = steps.num_steps - total % window.replays.paced(size // 4, size, steps)
+    # half a block aside of those of replays: both at once would take seconds of many ranks
+    total = steps.num_steps + steps.dropped_steps + size // 2
+    stop = max(0, steps.num_steps - total % window.replays.paced(size // 4, size, steps))
     return usable_columns(steps, begin_of(steps, stop, size), stop, window.policy)
 
 
 def _measured(
     window: Window, columns: Array
-) -> tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]]:
-    """Return the members of every path, and its transfers in some steps; kept until more come."""
-    events, numbers = window.replays.events, window.steps.steps[columns]
-    rests_on = ("transfers", numbers.tobytes(), events.count(numbers), len(window.groups))
-    kept = window.replays.kept
-    if rests_on not in kept:
-        for old in [key for key in kept if isinstance(key, tuple) and key[0] == "transfers"]:
-            del kept[old]
-        groups = {name: ranks for (_, name), ranks in window.groups.items()}
+) -> tuple[Array, tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]]]:
+    """Return the members of every path, its transfers in some columns, and in which.
+
+    In these, or in those of the look before while these wait (`ReplayTable.latest`).
+    """
+    groups = {name: ranks for (_, name), ranks in window.groups.items()}
+
+    def make(columns: Array) -> tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]]:
+        events, numbers = window.replays.events, window.steps.steps[columns]
         sizes = {name: len(ranks) for name, ranks in groups.items()}
         times = transfer_times(events, events.select(numbers), sizes)
         paths = dict.fromkeys(call.path for call in times)
-        members = {path: path if isinstance(path, tuple) else groups[path] for path in paths}
-        kept[rests_on] = members, times
-    found: tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]] = kept[rests_on]
-    return found
+        return {path: path if isinstance(path, tuple) else groups[path] for path in paths}, times
+
+    return window.replays.latest("transfers", columns, window.steps, len(window.groups), make)
 
 
 def _located(
