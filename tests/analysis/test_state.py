@@ -9,6 +9,7 @@ from rankscope.wire import formulas, schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose import DETECTORS
 from rankscope_server.findings.policy import POLICY, Policy
+from rankscope_server.observe import step_table
 from rankscope_server.observe.step_table import HEAD, StepTable
 from tests.analysis.records import registered
 from tests.analysis.simulator import CALM, MS, START_NS, Fault, Job, apply, record
@@ -136,6 +137,20 @@ def test_the_table_is_bounded_and_keeps_its_first_steps() -> None:
     assert table.head("own").shape == (4, HEAD)
     assert np.allclose(table.head("own"), 80.0)
     assert np.allclose(table.get("own"), 90.0)
+
+
+def test_of_many_ranks_fewer_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8,192 ranks with 4,096 steps would take two gigabytes."""
+    monkeypatch.setattr(step_table, "_MOST_CELLS", 4 * 200)
+    monkeypatch.setattr(step_table, "_FEWEST_STEPS", 100)
+    table = StepTable()
+    for begin, ranks, most in ((1, 1, 800), (1501, 4, 200), (3001, 16, 100)):
+        for first in range(begin, begin + 1500, 10):
+            for rank in range(ranks):
+                table.put(rank, columns(first, 10))
+        assert most * 7 // 8 - 10 <= table.num_steps <= most
+        assert int(table.steps[-1]) == begin + 1499
+        assert np.isfinite(table.get("own")).all()
 
 
 def test_a_late_step_in_the_middle_finds_its_place() -> None:

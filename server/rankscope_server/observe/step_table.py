@@ -32,6 +32,8 @@ from rankscope_server.findings.statistics import median
 from rankscope_server.observe.rank_steps import RankSteps
 
 CAPACITY = 4096
+# Of many ranks fewer steps are kept, 150 MB of them: from 512 ranks on; and no fewer than so many.
+_MOST_CELLS, _FEWEST_STEPS = 1 << 21, 1024
 PAST_BLOCKS = 512  # in which the time of steps that left is kept
 HEAD = 64
 SILENCE = 20  # steps without any collective: ranks of a group seldom accumulate over more
@@ -153,6 +155,11 @@ class StepTable:
                                 *zip(_BESIDE, beside, strict=True)):  # fmt: skip
                 self._cells[name][: len(cells), begin:end] = cells
             begin = end
+
+    @property
+    def _most_columns(self) -> int:
+        of_ranks = _MOST_CELLS // max(len(self.row_of), 1)
+        return min(self.capacity, max(of_ranks, _FEWEST_STEPS))
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -283,7 +290,7 @@ class StepTable:
     def put_all(self, taken: RankSteps) -> None:
         """Take the steps of ranks; of a step that comes twice the later start counts."""
         steps = np.asarray(taken.columns["step"], np.int64)
-        numbers = distinct(steps)[-self.capacity :]
+        numbers = distinct(steps)[-self._most_columns :]
         keep = np.flatnonzero(steps >= numbers[0])
         cells = _cells_of(taken.columns, keep)
         self._make_columns(numbers)
@@ -338,9 +345,10 @@ class StepTable:
             new = new[new > self._steps[0]]
         if not len(new):
             return
-        room = self.capacity - self.num_steps - len(new)
+        most = self._most_columns
+        room = most - self.num_steps - len(new)
         if room < 0:
-            self._drop(min(self.num_steps, max(-room, self.capacity // 8)))
+            self._drop(min(self.num_steps, max(-room, most // 8)))
         while self.num_steps + len(new) > len(self._steps):
             self._grow(columns=len(self._steps))
         merged = np.concatenate([self.steps, new])
