@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from rankscope.files import ring
 from rankscope.process.family import process_start_ticks
+from tests.agent.collector.processes import wait_for
 from tests.damage import damaged
 
 
@@ -106,6 +109,30 @@ def test_survives_sigkill(tmp_path: Path) -> None:
     reader = ring.RingReader(path, ring.COLLECTIVE_FIELDS)
     assert reader.u64(ring.HEAD_AT) == 500
     assert (reader.read(np.arange(500))[1] == 1).all()
+
+
+def test_a_reader_can_tell_whether_the_writer_or_its_child_lives(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from rankscope.files import ring\n"
+        "w = ring.RingWriter(Path(sys.argv[1]), ring.COLLECTIVE_SLOT.size, 1024, attempt=0,"
+        " rank=0, world_size=1, local_rank=0)\n"
+        "child = os.fork()\n"
+        "print(child or '', flush=True, end='\\n' if child else '')\n"
+        "time.sleep(60)\n"
+    )
+    path = tmp_path / "ring"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE,
+                          text=True) as writer:  # fmt: skip
+        assert writer.stdout is not None
+        child = int(writer.stdout.readline())
+        reader = ring.RingReader(path, ring.COLLECTIVE_FIELDS)
+        assert reader.u64(ring.PID_NAMESPACE_AT) == ring.pid_namespace() != 0
+        assert reader.is_held()
+        writer.kill()
+        writer.wait()
+        assert reader.is_held()
+        os.kill(child, signal.SIGKILL)
+        wait_for(lambda: reader.is_held() is False)
 
 
 def test_shrinks_and_then_refuses_where_there_is_no_room(

@@ -4,10 +4,14 @@ The pages belong to the kernel, so what was written survives SIGKILL, abort and 
 the interpreter lock for ever. One writer process (any of its threads), any number of readers, no
 lock: a slot's `number` is written last and is the commit mark. Times are `time.monotonic_ns`,
 common to all processes of a host; the header carries a (monotonic, wall) pair to convert them.
+
+The writer holds a shared `flock` on the file for as long as it, or a process that it forked, lives:
+so a reader in another pid namespace, which cannot see the process, can tell whether it is gone.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
@@ -48,11 +52,13 @@ THINNED_AT = 257  # u8: 1 = the step in progress is thinned: collectives are cou
 THINNING_WANTED_AT = 258  # u8: level that this rank needs to keep its budget
 THINNING_AT = 259  # u8: level in force: 0 all, 1 no call sites, 2, 3, 4 ... one step in 2, 4, 8 ...
 THINNING_ASKED_AT = 260  # u8: level that a server which does not keep up asks for, 0 none
+IS_LOCKED_AT = 261  # u8: 1 = the writer holds a lock on this file
 OWN_THINNED_NS_AT = 264  # u64: as OWN_NS_AT, of calls in thinned steps
 OWN_THINNED_CALLS_AT = 272  # u64, just behind
 OWN_SWITCH_NS_AT = 280  # u64: CPU ns of taking kernels out for thinned steps, and putting them in
 OWN_SWITCHES_AT = 288  # u64, just behind: how often
 TRAINING_THREAD_AT = 296  # u64: native id of the thread that trains
+PID_NAMESPACE_AT = 304  # u64: inode of the namespace that the pid is of, 0 unknown
 RUNNING, CLEAN, EXCEPTION, UNLOADED = 0, 1, 2, 3
 DROP_REASONS: tuple[str, ...] = (
     "overwritten", "disk full", "journal full", "hook failed", "too many alike",
@@ -156,6 +162,7 @@ class RingWriter:
         descriptor, self.num_slots = mine or _allocate(path, slot_bytes, num_slots)
         try:
             self.buffer = mmap.mmap(descriptor, HEADER_BYTES + slot_bytes * self.num_slots)
+            self.buffer[IS_LOCKED_AT] = _lock(descriptor, fcntl.LOCK_SH) is True  # the map keeps it
         finally:
             os.close(descriptor)
         # in words of 8 bytes and the machine's order, which is the ring's, as in the probe: to
@@ -168,6 +175,7 @@ class RingWriter:
             self.buffer, 0, b"\0" * 8, LAYOUT_VERSION, slot_bytes, self.num_slots, os.getpid(),
             attempt, rank, world_size, local_rank, 0, process_start_ticks(os.getpid()), boot_id(),
         )  # fmt: skip
+        self.words[PID_NAMESPACE_AT // 8] = pid_namespace()
         self.renew_clock()
         self.buffer[0:8] = MAGIC  # last: a reader takes no half-made header
 
@@ -200,6 +208,17 @@ def _allocate(path: Path, slot_bytes: int, num_slots: int) -> tuple[int, int]:
             continue
         return descriptor, num_slots
     raise RingFull(f"no room for a ring of {MIN_SLOTS} slots in {path.parent}")
+
+
+def _lock(descriptor: int, kind: int) -> bool | None:
+    """Return whether a file is locked by this call; None where its file system has no locks."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def is_of_another(path: Path) -> bool:
@@ -240,6 +259,14 @@ def boot_id() -> bytes:
     return bytes.fromhex(text.strip().replace("-", ""))
 
 
+def pid_namespace() -> int:
+    """Return the number of the namespace that this process's pid is of, 0 where unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 class RingDamaged(ValueError):
     """The file is not a ring that this version can read; the message says why."""
 
@@ -276,6 +303,20 @@ class RingReader:
         size = self.buffer.size()  # of the file as it is now
         if size < self._size:
             raise RingDamaged(f"{self.path}: cut short from {self._size} to {size} bytes")
+
+    def is_held(self) -> bool | None:
+        """Return whether the writer, or a process that it forked, lives; None: that is not known.
+
+        The writer must be of this boot: locks are the kernel's.
+        """
+        if not self.u8(IS_LOCKED_AT):
+            return None
+        try:
+            with self.path.open("rb") as file:
+                is_free = _lock(file.fileno(), fcntl.LOCK_EX)
+        except OSError:
+            return None
+        return None if is_free is None else not is_free
 
     def u64(self, at: int) -> int:
         """Return a u64 of the header."""

@@ -16,7 +16,8 @@ from rankscope.node.ranks.rank import FollowedRank
 from rankscope.wire import schema
 
 SECOND_SOURCE_SECONDS = 1.5  # torchrun's own report comes within its polling interval
-_UNSEEN_SECONDS = 2.0  # a process that cannot be seen must show itself by its heartbeat
+# Where a process cannot be seen and locks say nothing, it must show itself by its heartbeat.
+_UNSEEN_SECONDS = 2.0
 _SILENT_SECONDS = 600.0  # and counts as gone when it has not for so long
 _NO_HEADER_SECONDS = 1.0
 _OOM_WINDOW_SECONDS = 15.0
@@ -35,7 +36,7 @@ class Life:
     ) -> None:
         self.rank = rank
         self.is_gone = False
-        self.is_elsewhere = False  # in another pid namespace: alive, by its heartbeat only
+        self.is_elsewhere = False  # in another pid namespace: alive, by its files or its heartbeat
         self._watch = watch
         self._exit_statuses = exit_statuses
         self._oom = oom
@@ -81,10 +82,10 @@ class Life:
             return None
         reason, detail = reason_of(rank.ended, status)
         if reason == "lost" and self.is_elsewhere:
-            detail = (
-                f"the process cannot be seen from here (another pid namespace) and gave no sign "
-                f"of life for {_SILENT_SECONDS:.0f} s"
-            )
+            seen = "its files are no longer held"
+            if rank.is_held() is None:
+                seen = f"it gave no sign of life for {_SILENT_SECONDS:.0f} s"
+            detail = f"the process cannot be seen from here (another pid namespace), and {seen}"
         if status is not None and status.signal == 9 and self._kills_around_death():
             where = "cgroup's" if self._counter else "host's"
             detail += f"; the {where} OOM killer fired"
@@ -92,10 +93,14 @@ class Life:
 
     def _look_at_unseen(self, now: float) -> None:
         """Distinguish a process that is dead from one that lives in another pid namespace."""
-        rank = self.rank
+        rank, is_held = self.rank, self.rank.is_held()
         value, changed_at = self._heartbeat
         if not rank.has_header or self._exit_statuses.find(rank.pid, rank.start_ticks) is not None:
             self._go(time.time_ns(), None)
+        elif is_held is not None:
+            self.is_elsewhere = True
+            if not is_held:
+                self._go(time.time_ns(), None)
         elif rank.heartbeat_ns() != value:
             self.is_elsewhere = changed_at > 0.0  # it moved while we looked
             self._heartbeat = (rank.heartbeat_ns(), now)

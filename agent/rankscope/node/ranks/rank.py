@@ -244,6 +244,18 @@ class FollowedRank:
         """Return when a hook ran last, monotonic; 0 not known."""
         return self._collectives.reader.u64(ring.HEARTBEAT_AT) if self._collectives else 0
 
+    def is_held(self) -> bool | None:
+        """Return whether a process in another pid namespace lives, by its hold on its files.
+
+        None where that says nothing, and for any other process: a child may hold them after it.
+        """
+        if self._collectives is None or self.boot_id != ring.boot_id():
+            return None
+        reader = self._collectives.reader
+        if reader.u64(ring.PID_NAMESPACE_AT) in (0, ring.pid_namespace()):
+            return None
+        return reader.is_held()
+
     def look(self) -> Look | None:
         """Return what the taking of stacks needs to know."""
         if self._collectives is None:
