@@ -7,7 +7,7 @@ READY  := .venv/.ready
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo others test test-all test-quick fresh versions lowest check install system-packages bench screenshots probes clean
+.PHONY: help demo others test test-all test-quick fresh versions lowest check install system-packages bench site screenshots probes clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -64,6 +64,9 @@ check: $(STAMP) ## lint, types, import contracts, vendored files
 
 bench: $(STAMP) ## the published figures of the README
 	$(BIN)/python benchmarks/overhead.py
+
+site: $(STAMP) ## the documents as pages with a search, in artifacts/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -f .ci/site/mkdocs.yml
 
 screenshots: $(STAMP) ## every page in both themes at four widths, of real and simulated runs, in artifacts/screenshots
 	$(BIN)/python benchmarks/screenshots.py
