@@ -27,6 +27,10 @@ _NAMES = frozenset({
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHONHASHSEED",
     "LD_PRELOAD", "LD_LIBRARY_PATH", "CUBLAS_WORKSPACE_CONFIG",
     "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",  # which switches a node hangs on
+    # where a rank of Kubernetes is, as far as its manifest asks for it
+    "POD_NAME", "POD_NAMESPACE", "NODE_NAME", "JOB_COMPLETION_INDEX", "JOBSET_NAME",
+    "JOBSET_RESTART_ATTEMPT", "VC_TASK_INDEX", "VC_JOB_RETRY_COUNT", "KUEUE_QUEUE",
+    "SKYPILOT_TASK_ID", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES",
 })  # fmt: skip
 # of one process by design: they would differ between healthy ranks
 _OF_ONE_PROCESS = frozenset({"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"})
