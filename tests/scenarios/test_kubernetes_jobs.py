@@ -6,11 +6,14 @@ variables of `tests/platforms.py`, which says where they are from.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from rankscope.cli.advice import Advising
+from rankscope.http import Client
 from tests.platforms import JOBSET_LABELS, TRAINJOB
 from tests.ports import free_port
 from tests.scenarios import kubernetes_job
@@ -44,7 +47,7 @@ def start_pods(server: ServerProcess, folder: Path, attempt: int) -> list[tuple[
             "HOSTNAME": name, "JOB_COMPLETION_INDEX": str(node), "PET_NODE_RANK": str(node),
             "PET_NPROC_PER_NODE": "1", "PET_MASTER_PORT": str(port),
             "JOBSET_NAME": "llama", "JOBSET_RESTART_ATTEMPT": str(attempt), "HOSTS": str(hosts),
-            "POD_NAME": f"{name}-x7k2{attempt}", "NODE_NAME": "gpu-7.example",
+            "POD_NAME": f"{name}-x7k2{attempt}", "NODE_NAME": f"gpu-{7 + node}.example",
         }  # fmt: skip
         environ = environment(own, server, **variables)
         del environ["RANKSCOPE_RUN_ID"]  # the job names it
@@ -90,4 +93,7 @@ def test_two_attempts_of_a_trainjob_are_attempts_of_one_run(
         ("llama-node-0-0-x7k21", 0), ("llama-node-0-1-x7k21", 1),
     }  # fmt: skip
     assert {each["severity"] for each in facts["differences"]} == {"info"}
-    assert {"fact": "env.NODE_NAME", "value": "gpu-7.example"} in facts["common"]
+    with contextlib.closing(Client(server.url, "")) as client:
+        assert Advising(client, RUN_ID).nodes() == {
+            "llama-node-0-0": "gpu-7.example", "llama-node-0-1": "gpu-8.example",
+        }  # fmt: skip
