@@ -77,8 +77,8 @@ PYTORCHJOB_ELASTIC = _POD | {
     "HOSTNAME": "echo-worker-1", "PET_RDZV_ENDPOINT": "echo-worker-0:23456",
     "PET_RDZV_BACKEND": "c10d", "PET_NNODES": "1:2", "PET_MAX_RESTARTS": "100",
 }  # fmt: skip
-# volcano-sh/volcano, pkg/controllers/job/plugins: env, svc and pytorch; docs/user-guide's
-# how_to_use_pytorch_plugin.md has the job `pytorch-job`
+# volcano-sh/volcano, pkg/controllers/job/plugins: env, svc and pytorch; `pytorch-job` is the job of
+# its user guide to the last
 VOLCANO = _POD | {
     "VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0", "HOSTNAME": "pytorch-job-worker-0",
     "VC_MASTER_HOSTS": "pytorch-job-master-0.pytorch-job", "VC_MASTER_NUM": "1",
