@@ -78,6 +78,22 @@ ALL: tuple[Integration, ...] = (
         f"{_LAUNCHERS}test_mpirun", command=("mpirun", "--version"),
     ),
     Integration(
+        "Launchers", "Ray Train", "its workers by Ray's environment; a run that ends, an exception "
+        "that Ray catches, a worker that is killed, a restart",
+        "tests/scenarios/test_ray.py::test_a_worker_that_is_killed_is_named", "ray", PYTHON,
+    ),
+    Integration(
+        "Platforms", "Kubeflow Trainer", "manifests of a TrainJob and a JobSet, taken by its models",
+        "tests/agent/test_manifests.py::test_kubeflows_own_models_take_the_trainjob_and_the_jobset",
+        "kubeflow-trainer-api", PYTHON,
+    ),
+    Integration(
+        "Platforms", "kubectl", "the command that annotates an object, without a cluster",
+        "tests/server/test_advice.py::"
+        "test_advice_is_written_onto_an_object_as_kubectl_itself_takes_it",
+        command=(str(Path(_HERE).with_name("kubectl")), "version", "--client"),
+    ),
+    Integration(
         "Frameworks", "Hugging Face Trainer", "steps, phases, evaluations, checkpoints and its "
         "loss, without a change", _PROGRAMS, "transformers",
     ),

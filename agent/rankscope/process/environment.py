@@ -179,6 +179,16 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _ray_train_name() -> str:
+    """Return what a run of Ray Train is called, by its user or by Ray; empty in another process."""
+    train = sys.modules.get("ray.train")
+    if train is None:
+        return ""
+    with contextlib.suppress(Exception):  # not within a worker, or another Ray
+        return str(train.get_context().get_experiment_name() or "")
+    return ""
+
+
 def _os_name() -> str:
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")
@@ -245,6 +255,8 @@ def title(argv: Sequence[str]) -> str:
     """Return a short name for a run: the notebook, or the module or script of its command line."""
     if notebook := os.environ.get("JPY_SESSION_NAME"):  # Jupyter says which file it runs
         return Path(notebook).name
+    if name := _ray_train_name():  # all of its workers run the same program of Ray's
+        return name
     words = list(argv[1:])
     for position, word in enumerate(words):
         if word == "-m" and position + 1 < len(words):

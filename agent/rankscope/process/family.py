@@ -174,6 +174,8 @@ def launcher(environ: Mapping[str, str]) -> str:
         return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
     if "CROSS_RANK" in environ and "LOCAL_SIZE" in environ:
         return "deepspeed"
+    if "RAY_RAYLET_PID" in environ:  # of each process that Ray starts; its ranks have RANK as well
+        return "ray"
     return next((each.name for each in LAUNCHERS if each.rank in environ), "python")
 
 
