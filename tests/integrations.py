@@ -78,12 +78,18 @@ ALL: tuple[Integration, ...] = (
         f"{_LAUNCHERS}test_mpirun", command=("mpirun", "--version"),
     ),
     Integration(
+        "Launchers", "DeepSpeed", "its launcher and its engine with ZeRO 0, 1 and 3: a step for "
+        "each update, phases, collectives",
+        "tests/scenarios/test_deepspeed.py::test_deepspeed", "deepspeed", PYTHON,
+    ),
+    Integration(
         "Launchers", "Ray Train", "its workers by Ray's environment; a run that ends, an exception "
         "that Ray catches, a worker that is killed, a restart",
         "tests/scenarios/test_ray.py::test_a_worker_that_is_killed_is_named", "ray", PYTHON,
     ),
     Integration(
-        "Platforms", "Kubeflow Trainer", "manifests of a TrainJob and a JobSet, taken by its models",
+        "Platforms", "Kubeflow Trainer", "manifests of a TrainJob and of a JobSet, as its models "
+        "take them",
         "tests/agent/test_manifests.py::test_kubeflows_own_models_take_the_trainjob_and_the_jobset",
         "kubeflow-trainer-api", PYTHON,
     ),
