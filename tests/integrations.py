@@ -111,6 +111,10 @@ ALL: tuple[Integration, ...] = (
         "accelerate",
     ),
     Integration(
+        "Frameworks", "TRL", "its SFTTrainer: steps, phases and the loss that it logs",
+        "tests/scenarios/test_trl.py::test_supervised_fine_tuning", "trl", PYTHON,
+    ),
+    Integration(
         "Callbacks", "Hugging Face Trainer", "its step numbers, after a resume too; what it logs",
         f"{_CALLBACKS}test_huggingface", "transformers",
     ),
