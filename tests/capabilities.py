@@ -48,7 +48,7 @@ _PACKAGE_OF = {
     "ss": "iproute2", "nft": "nftables", "iptables": "iptables", "iptables-legacy": "iptables",
     "ethtool": "ethtool", "hostname": "hostname", "man": "man-db", "groff": "groff",
     "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
-    "mpirun": "openmpi-bin", "slurmctld": "slurmctld",
+    "mpirun": "openmpi-bin", "mpiexec.hydra": "mpich", "slurmctld": "slurmctld",
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
     "chromium": "chromium-headless-shell", "firefox": "firefox-esr", "strace": "strace",
     "prometheus": "prometheus", "promtool": "prometheus",
@@ -482,6 +482,7 @@ CAPABILITIES = (
         _systemd_analyze, in_ci=True,
     ),
     Capability("mpirun", "Open MPI", ("mpirun",), _mpirun, in_ci=True),
+    Capability("mpich", "MPICH's launcher", ("mpiexec.hydra",)),
     Capability(
         "slurm", "Slurm", ("slurmctld", "slurmd", "srun", "sinfo", "munged"), in_ci=True,
     ),

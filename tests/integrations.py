@@ -78,6 +78,10 @@ ALL: tuple[Integration, ...] = (
         f"{_LAUNCHERS}test_mpirun", command=("mpirun", "--version"),
     ),
     Integration(
+        "Launchers", "MPICH", "`mpiexec` of Hydra: ranks by its own variables",
+        f"{_LAUNCHERS}test_mpich", command=("mpiexec.hydra", "--version"),
+    ),
+    Integration(
         "Launchers", "DeepSpeed", "its launcher and its engine with ZeRO 0, 1 and 3: a step for "
         "each update, phases, collectives",
         "tests/scenarios/test_deepspeed.py::test_deepspeed", "deepspeed", PYTHON,
