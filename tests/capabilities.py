@@ -407,7 +407,13 @@ def _socket_filters() -> str:
 
 
 def _others() -> str:
-    return "" if (ROOT / "artifacts" / "others" / "bin" / "python").exists() else "not installed"
+    """Those of an earlier list are not enough."""
+    place = ROOT / "artifacts" / "others" / "bin" / "python"
+    if not place.exists():
+        return "not installed"
+    names = re.findall(r"^[\w-]+", (ROOT / ".ci" / "others.txt").read_text(), re.MULTILINE)
+    ask = "import importlib.metadata, sys; list(map(importlib.metadata.version, sys.argv[1:]))"
+    return _try([str(place), "-c", ask, *names])
 
 
 def _no_gpu() -> str:
