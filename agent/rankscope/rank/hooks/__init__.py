@@ -38,7 +38,6 @@ from rankscope.rank.hooks.trackers import Comet, MLflow, SwanLab, TensorBoard, T
 
 HOOKS: tuple[type[Hook], ...] = (
     Exceptions,
-    RayTrain,
     Stacks,
     Logs,
     Warnings,
@@ -73,6 +72,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Replicas,
     Memory,
     OutOfMemory,
+    RayTrain,
     Wandb,
     MLflow,
     TensorBoard,
