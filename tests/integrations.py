@@ -119,6 +119,10 @@ ALL: tuple[Integration, ...] = (
         "tests/scenarios/test_trl.py::test_supervised_fine_tuning", "trl", PYTHON,
     ),
     Integration(
+        "Frameworks", "Megatron-core", "its groups as a mesh, tensor and data; the collectives of "
+        "its layers", "tests/scenarios/test_megatron.py::test_megatron", "megatron-core", PYTHON,
+    ),
+    Integration(
         "Callbacks", "Hugging Face Trainer", "its step numbers, after a resume too; what it logs",
         f"{_CALLBACKS}test_huggingface", "transformers",
     ),
