@@ -98,9 +98,6 @@ def _no_service_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes, "_NAMESPACE", "/nowhere")
 
 
-ADDRESSED = {"MASTER_ADDR", "PET_MASTER_ADDR"}
-
-
 @pytest.mark.parametrize(
     ("environ", "job"),
     [
@@ -118,7 +115,6 @@ ADDRESSED = {"MASTER_ADDR", "PET_MASTER_ADDR"}
         (PYTORCHJOB_ELASTIC, "echo"),
         (VOLCANO, "pytorch-job"),
         (VOLCANO | {"HOSTNAME": "pytorch-job-master-0"}, "pytorch-job"),
-        ({k: v for k, v in VOLCANO.items() if k not in ADDRESSED}, "pytorch-job"),
     ],
 )
 def test_a_job_of_kubernetes_has_one_name_on_all_of_its_pods(
@@ -133,6 +129,11 @@ def test_a_job_of_kubernetes_has_one_name_on_all_of_its_pods(
     [
         {k: v for k, v in INDEXED_JOB.items() if k != "KUBERNETES_SERVICE_HOST"},
         INDEXED_JOB | {"HOSTNAME": "gpu-7"},  # with its node's network
+        # an indexed Job whose pods train alone, each with other parameters
+        {k: v for k, v in INDEXED_JOB.items() if k != "MASTER_ADDR"},
+        INDEXED_JOB | {"MASTER_ADDR": "localhost"},
+        INDEXED_JOB | {"MASTER_ADDR": "example-job-1"},
+        {k: v for k, v in VOLCANO.items() if k != "MASTER_ADDR"},
         VOLCANO | {"HOSTNAME": "gpu-7"},
         PYTORCHJOB | {"HOSTNAME": "mnist2-worker-0"},
         {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "shell-0"},

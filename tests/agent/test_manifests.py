@@ -85,7 +85,7 @@ def test_what_pods_get_names_the_run_and_the_attempt(kind: str, attempt: int) ->
         unread = {each["name"] for each in container_of(manifest)["env"]} - {
             name.removeprefix("env.") for name in facts
         }
-        assert unread <= {"RANKSCOPE_SERVER", "JOBSET_UID", "JOB_UID"}
+        assert unread <= {"RANKSCOPE_SERVER", "JOBSET_UID", "JOB_UID", "MASTER_ADDR"}
 
 
 def test_each_variable_of_the_table_is_read_from_that_field() -> None:

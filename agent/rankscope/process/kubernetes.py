@@ -13,8 +13,8 @@ name of the job is in those of its pods, to which each controller gives a form o
 - PyTorchJob: `JOB-master-0`, `JOB-worker-INDEX`; `MASTER_ADDR` is `JOB-master-0`, and of an elastic
   one `PET_RDZV_ENDPOINT` `JOB-worker-0:PORT` (kubeflow/training-operator,
   pkg/controller.v1/pytorch/master.go and elastic.go)
-- Volcano: `JOB-TASK-INDEX` in the domain `JOB`; `VC_TASK_INDEX` of its plugin env, `VC_TASK_HOSTS`
-  of svc, `MASTER_ADDR` of pytorch (volcano-sh/volcano, pkg/controllers/job/plugins)
+- Volcano: `JOB-TASK-INDEX` in the domain `JOB`; `VC_TASK_INDEX` of its plugin env, `MASTER_ADDR` of
+  pytorch (volcano-sh/volcano, pkg/controllers/job/plugins)
 
 Kueue admits jobs of all these kinds and changes none of it.
 """
@@ -60,22 +60,22 @@ def job_of_pod(environ: Mapping[str, str]) -> Job | None:
 
 
 def _of_pod_names(environ: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the job that the names of this and of the first pod show, and if it is a JobSet."""
+    """Return the job that the names of this and of the first pod show, and if it is a JobSet.
+
+    Pods that meet nowhere train alone, as those of an indexed Job that tries parameters: no job.
+    """
     pod = environ.get("HOSTNAME", "").partition(".")[0]
     first, domain = _first_pod(environ)
-    is_in_domain = bool(domain) and first.startswith(f"{domain}-")
+    is_in_domain = all(name.startswith(f"{domain}-") for name in (pod, first)) and bool(domain)
     index = environ.get("JOB_COMPLETION_INDEX", "")
     if index:
         job = pod.removesuffix(f"-{index}")
-        if job == pod:
-            return "", False
         replicated, _, number = job.removeprefix(f"{domain}-").rpartition("-")
-        is_set = is_in_domain and job.startswith(f"{domain}-")
-        is_set = is_set and bool(replicated) and number.isdecimal()
-        return (domain if is_set else job), is_set
+        if is_in_domain and replicated and number.isdecimal():
+            return domain, True
+        return (job if job != pod and first == f"{job}-0" else ""), False
     if "VC_TASK_INDEX" in environ:
-        is_known = is_in_domain and pod.startswith(f"{domain}-")
-        return (domain if is_known else ""), False
+        return (domain if is_in_domain else ""), False
     for ending in _FIRST_PODS:
         job = first.removesuffix(ending)
         if job != first and pod.startswith(f"{job}-"):
@@ -86,16 +86,8 @@ def _of_pod_names(environ: Mapping[str, str]) -> tuple[str, bool]:
 def _first_pod(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the name of the pod where all meet, and its domain."""
     address = environ.get("PET_MASTER_ADDR") or environ.get("PET_RDZV_ENDPOINT")
-    address = address or environ.get("MASTER_ADDR") or _volcano_host(environ)
-    labels = address.partition(":")[0].split(".")
+    labels = (address or environ.get("MASTER_ADDR", "")).partition(":")[0].split(".")
     return labels[0], labels[1] if len(labels) > 1 else ""
-
-
-def _volcano_host(environ: Mapping[str, str]) -> str:
-    for name in sorted(environ):
-        if name.startswith("VC_") and name.endswith("_HOSTS"):
-            return environ[name].partition(",")[0]
-    return ""
 
 
 def _namespace() -> str:
