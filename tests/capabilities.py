@@ -48,7 +48,7 @@ _PACKAGE_OF = {
     "ss": "iproute2", "nft": "nftables", "iptables": "iptables", "iptables-legacy": "iptables",
     "ethtool": "ethtool", "hostname": "hostname", "man": "man-db", "groff": "groff",
     "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
-    "mpirun": "openmpi-bin", "slurmctld": "slurmctld",
+    "mpirun": "openmpi-bin", "mpiexec.hydra": "mpich", "slurmctld": "slurmctld",
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
     "chromium": "chromium-headless-shell", "firefox": "firefox-esr", "strace": "strace",
     "prometheus": "prometheus", "promtool": "prometheus",
@@ -407,7 +407,13 @@ def _socket_filters() -> str:
 
 
 def _others() -> str:
-    return "" if (ROOT / "artifacts" / "others" / "bin" / "python").exists() else "not installed"
+    """Those of an earlier list are not enough."""
+    place = ROOT / "artifacts" / "others" / "bin" / "python"
+    if not place.exists():
+        return "not installed"
+    names = re.findall(r"^[\w-]+", (ROOT / ".ci" / "others.txt").read_text(), re.MULTILINE)
+    ask = "import importlib.metadata, sys; list(map(importlib.metadata.version, sys.argv[1:]))"
+    return _try([str(place), "-c", ask, *names])
 
 
 def _no_gpu() -> str:
@@ -482,6 +488,7 @@ CAPABILITIES = (
         _systemd_analyze, in_ci=True,
     ),
     Capability("mpirun", "Open MPI", ("mpirun",), _mpirun, in_ci=True),
+    Capability("mpich", "MPICH's launcher", ("mpiexec.hydra",)),
     Capability(
         "slurm", "Slurm", ("slurmctld", "slurmd", "srun", "sinfo", "munged"), in_ci=True,
     ),

@@ -78,6 +78,32 @@ ALL: tuple[Integration, ...] = (
         f"{_LAUNCHERS}test_mpirun", command=("mpirun", "--version"),
     ),
     Integration(
+        "Launchers", "MPICH", "`mpiexec` of Hydra: ranks by its own variables",
+        f"{_LAUNCHERS}test_mpich", command=("mpiexec.hydra", "--version"),
+    ),
+    Integration(
+        "Launchers", "DeepSpeed", "its launcher and its engine with ZeRO 0, 1 and 3: a step for "
+        "each update, phases, collectives",
+        "tests/scenarios/test_deepspeed.py::test_deepspeed", "deepspeed", PYTHON,
+    ),
+    Integration(
+        "Launchers", "Ray Train", "its workers by Ray's environment; a run that ends, an exception "
+        "that Ray catches, a worker that is killed, a restart",
+        "tests/scenarios/test_ray.py::test_a_worker_that_is_killed_is_named", "ray", PYTHON,
+    ),
+    Integration(
+        "Platforms", "Kubeflow Trainer", "manifests of a TrainJob and of a JobSet, as its models "
+        "take them",
+        "tests/agent/test_manifests.py::test_kubeflows_own_models_take_the_trainjob_and_the_jobset",
+        "kubeflow-trainer-api", PYTHON,
+    ),
+    Integration(
+        "Platforms", "kubectl", "the command that annotates an object, without a cluster",
+        "tests/server/test_advice.py::"
+        "test_advice_is_written_onto_an_object_as_kubectl_itself_takes_it",
+        command=(str(Path(_HERE).with_name("kubectl")), "version", "--client"),
+    ),
+    Integration(
         "Frameworks", "Hugging Face Trainer", "steps, phases, evaluations, checkpoints and its "
         "loss, without a change", _PROGRAMS, "transformers",
     ),
@@ -87,6 +113,14 @@ ALL: tuple[Integration, ...] = (
     Integration(
         "Frameworks", "Accelerate", "the same, of a loop with accumulation", _PROGRAMS,
         "accelerate",
+    ),
+    Integration(
+        "Frameworks", "TRL", "its SFTTrainer: steps, phases and the loss that it logs",
+        "tests/scenarios/test_trl.py::test_supervised_fine_tuning", "trl", PYTHON,
+    ),
+    Integration(
+        "Frameworks", "Megatron-core", "its groups as a mesh, tensor and data; the collectives of "
+        "its layers", "tests/scenarios/test_megatron.py::test_megatron", "megatron-core", PYTHON,
     ),
     Integration(
         "Callbacks", "Hugging Face Trainer", "its step numbers, after a resume too; what it logs",

@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.preflight.facts import command, launch
 from rankscope.preflight.system import System
-from tests.platforms import AZURE_MPI, AZURE_PYTORCH, HOROVOD, SAGEMAKER
+from tests.platforms import AZURE_MPI, AZURE_PYTORCH, HOROVOD, SAGEMAKER, SKYPILOT
 
 WORKER = {
     "MASTER_ADDR": "node0", "MASTER_PORT": "29511", "RANK": "5", "WORLD_SIZE": "6",
@@ -132,6 +132,12 @@ def test_sagemaker_lists_its_hosts() -> None:
     facts = read(SAGEMAKER)
     assert (facts.launcher, facts.node_rank, facts.num_nodes) == ("hand", 1, 2)
     assert read(SAGEMAKER, "torchrun --nnodes 1 train.py").num_nodes == 1
+
+
+def test_skypilot_numbers_its_nodes() -> None:
+    facts = read(SKYPILOT)
+    assert (facts.launcher, facts.node_rank, facts.num_nodes) == ("hand", 1, 2)
+    assert {"SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK"} <= set(facts.read_from)
 
 
 def test_kubernetes_counts_pods() -> None:

@@ -33,6 +33,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
 MpiDefault=none
+FirstJobId={first_job}
 SwitchType=switch/none
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
@@ -50,6 +51,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         CONFIGURATION.format(
             host=host, folder=folder, cpus=os.cpu_count(), controller_port=free_port(),
             node_port=free_port(),
+            first_job=free_port(),  # each cluster has other jobs: they name runs of one server
         )
     )  # fmt: skip
     variables = {"SLURM_CONF": str(configuration), "PATH": _path()}

@@ -114,6 +114,37 @@ def test_mpirun(tmp_path: Path, server: ServerProcess) -> None:
     assert run.get()["run"]["launcher"] == "mpirun"
 
 
+@pytest.mark.needs("mpich")
+def test_mpich(tmp_path: Path, server: ServerProcess) -> None:
+    command = ("mpiexec.hydra", "-n", "2", *fork_server.python(), SCRIPT)
+    run = launch(server, tmp_path, *command, **port())
+    is_whole(run)
+    assert run.get()["run"]["launcher"] == "mpirun"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param("mpirun", marks=pytest.mark.needs("mpirun")),
+        pytest.param("mpiexec.hydra", marks=pytest.mark.needs("mpich")),
+    ],
+)
+def test_variables_that_mpi_passes_on(tmp_path: Path, server: ServerProcess, launcher: str) -> None:
+    """The lines of docs/attach.md, on one host: nothing is in front of the command."""
+    text = (ROOT / "docs" / "attach.md").read_text()
+    (line,) = re.findall(rf"^{re.escape(launcher)} -n.*$", text, re.MULTILINE)
+    parts = {
+        "16": "2", "node0:8,node1:8": "localhost:2", "node0,node1": "localhost", "-ppn 8": "-ppn 2",
+        "=node0": "=127.0.0.1", "http://head:8787": server.url, "llama-7": tmp_path.name,
+        "29500": str(free_port()), "python train.py": shlex.join([PYTHON, SCRIPT]),
+    }  # fmt: skip
+    for theirs, ours in parts.items():
+        line = line.replace(theirs, ours)
+    run = launch(server, tmp_path, *shlex.split(line), attach=(),
+                 **MPI_ROOT, **port())  # fmt: skip
+    is_whole(run)
+
+
 @pytest.mark.needs("root", "slurm")
 def test_srun(tmp_path: Path, server: ServerProcess) -> None:
     """One `rankscope run` before srun, and one in each of its tasks."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
 import shlex
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope import cli
-from rankscope.cli.advice import AdviceFailed, steps_of
+from rankscope.cli.advice import AdviceFailed, annotation, steps_of
 from rankscope_server.advice.decide import (
     HOST_KINDS,
     LEAST_CONFIDENCE,
@@ -332,6 +335,43 @@ def test_the_node_of_a_pod_is_cordoned(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(line.startswith("get pods ") for line in asked)  # only asked, nothing done
 
 
+def test_a_node_that_ranks_know_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pods of an indexed Job are not called as their hosts are, so that none would be found."""
+    kubectl(tmp_path, "", monkeypatch)
+    known = {"llama-node-0-0": "gpu-7", "llama-node-0-1": "gpu-7"}
+    (step,) = steps_of(advised(*known), "kubernetes", nodes=known)
+    assert step.text == "kubectl cordon -- gpu-7"
+    assert not (tmp_path / "asked").exists()
+
+
+def test_advice_is_written_onto_an_object_as_kubectl_itself_takes_it(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("kubectl")
+    if not program.exists():
+        pytest.skip("there is no kubectl for this system")
+    advice = advised("a", "b", what="It's $(reboot) = a,\nb", why="\x1b[2J slow")
+    step = annotation(advice, "trainjob/llama", "team-a", "http://head:8787/runs/r")
+    assert step.words[:6] == (
+        "kubectl", "annotate", "--overwrite", "--namespace=team-a", "--", "trainjob/llama",
+    )  # fmt: skip
+    assert shlex.split(step.text) == list(step.words)
+    job = tmp_path / "job.yaml"  # instead of the object: there is no cluster
+    job.write_text(
+        "{apiVersion: trainer.kubeflow.org/v1alpha1, kind: TrainJob,"
+        " metadata: {name: llama, namespace: team-a, annotations: {rankscope/epoch: '2'}}}"
+    )
+    done = subprocess.run(
+        [program, *step.words[1:4], "--local", "--output=json", f"--filename={job}", "--",
+         *step.words[6:]], capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["metadata"]["annotations"] == {
+        "rankscope/action": "exclude_host", "rankscope/hosts": "a,b", "rankscope/epoch": "3",
+        "rankscope/what": "It's $(reboot) = a, b", "rankscope/why": "\u241b[2J slow",
+        "rankscope/run": "http://head:8787/runs/r",
+    }  # fmt: skip
+
+
 def test_a_host_that_cannot_be_asked_for_is_taken_for_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -431,6 +471,48 @@ def test_the_run_is_advised_printed_and_carried_out(
     assert history(slow)["reports"][0]["outcome"] == "failed"
     words = (site / "kubectl.words").read_text().splitlines()
     assert words == ["cordon", "--", "node-c"]  # after it was asked for in vain
+
+
+def test_advice_is_annotated_and_nothing_of_it_is_done(
+    site: Path, slow: ServerProcess, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    annotate = ["advice", "slow", "--adapter", "annotate", "--object", "trainjob/llama"]
+    before = history(slow)["reports"]
+    assert cli.main(annotate) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("  kubectl annotate --overwrite -- trainjob/llama rankscope/action=")
+    assert line.endswith(f"rankscope/run={slow.url}/runs/slow")
+    assert not list(site.glob("*.words"))  # only printed
+    assert cli.main([*annotate, "--execute"]) == 1
+    monkeypatch.setenv("RANKSCOPE_ADVICE_EXECUTE", "1")
+    assert cli.main([*annotate, "--namespace", "team-a", "--execute"]) == 0
+    words = (site / "kubectl.words").read_text().splitlines()
+    assert words[:4] == ["annotate", "--overwrite", "--namespace=team-a", "--"]
+    monkeypatch.setenv("FAILS", "1")
+    assert cli.main([*annotate, "--execute"]) == 1
+    assert history(slow)["reports"] == before
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--adapter", "annotate"], "needs --object KIND/NAME"),
+        (["--adapter", "annotate", "--object", "--all"], "expected one argument"),
+        (["--adapter", "annotate", "--object", "pods/a b"], "needs --object KIND/NAME"),
+        (["--adapter", "slurm", "--object", "job/a"], "are of --adapter annotate"),
+        (
+            ["--adapter", "annotate", "--object", "job/a", "--namespace", "a b"],
+            "no name of a namespace",
+        ),
+    ],
+)
+def test_an_object_is_named_wholly(
+    options: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) if "--all" in options else contextlib.nullcontext():
+        assert cli.main(["advice", "slow", *options]) == 64
+    assert why in capsys.readouterr().err
 
 
 def block(document: str) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -28,6 +29,10 @@ _TIMEOUT_SECONDS = 30.0
 _COMMAND_SECONDS = 120.0
 # One name of one node: no list, no range, no option, whatever a host calls itself.
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+ANNOTATE = "annotate"
+_ADAPTERS = ("slurm", "kubernetes", ANNOTATE)
+_NODE_FACT = "env.NODE_NAME"
+_OBJECT = re.compile(rf"[A-Za-z][A-Za-z0-9.-]{{0,251}}/{_NODE.pattern}")
 
 
 class AdviceFailed(Exception):
@@ -40,10 +45,14 @@ class AdviceFailed(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One command, word by word: no shell reads it. `is_manual`: a person completes it."""
+    """One command, word by word: no shell reads it.
+
+    `is_manual`: a person completes it. `is_note`: it writes the advice down and does nothing of it.
+    """
 
     words: tuple[str, ...]
     is_manual: bool = False
+    is_note: bool = False
 
     @property
     def text(self) -> str:
@@ -59,9 +68,11 @@ class AdviceCommand:
       rankscope advice my-run --adapter slurm           the commands for it, only printed
       rankscope advice my-run --adapter slurm --script job.sh
       rankscope advice my-run --adapter kubernetes --execute
+      rankscope advice my-run --adapter annotate --object trainjob/llama --namespace team-a
 
     Commands are printed, not run. --execute runs those that take hosts out (scontrol, kubectl)
-    where RANKSCOPE_ADVICE_EXECUTE=1 allows it, and reports to the server what became of them.
+    where RANKSCOPE_ADVICE_EXECUTE=1 allows it, and reports to the server what became of them;
+    of annotate it writes the advice onto the object, whatever it is, and reports nothing.
     A restart is always left to you. docs/advice.md shows a controller in a few lines.
 
     Exit codes: 0 shown, or done; 1 refused, or a command failed; 2 the server cannot be reached
@@ -73,8 +84,12 @@ class AdviceCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Describe the options."""
         parser.add_argument("run", metavar="RUN", help="id of the run")
-        parser.add_argument("--adapter", choices=tuple(_ADAPTERS), help="whose commands to print")
+        parser.add_argument("--adapter", choices=_ADAPTERS, help="whose commands to print")
         parser.add_argument("--script", metavar="FILE", help="batch script, for sbatch --exclude")
+        parser.add_argument(
+            "--object", metavar="KIND/NAME", default="", help="what annotate writes the advice onto"
+        )
+        parser.add_argument("--namespace", metavar="NAME", default="", help="where it is")
         parser.add_argument("--execute", action="store_true", help="run the commands, if allowed")
         parser.add_argument(
             "--server", metavar="URL", help=f"default $RANKSCOPE_SERVER, else {DEFAULT_SERVER}"
@@ -89,6 +104,9 @@ class AdviceCommand:
             return _refuse(str(error), EXIT_USAGE)
         if arguments.execute and not arguments.adapter:
             return _refuse("--execute needs --adapter: whose commands?", EXIT_USAGE)
+        wrong = _wrong_object(arguments)
+        if wrong:
+            return _refuse(wrong, EXIT_USAGE)
         if arguments.execute and not settings.advice_execute:
             return _refuse(
                 "--execute is switched off here; to allow it: export RANKSCOPE_ADVICE_EXECUTE=1",
@@ -101,25 +119,42 @@ class AdviceCommand:
             return _refuse(str(error), EXIT_UNREACHABLE)
         with contextlib.closing(client):
             try:
-                return _follow(_Advising(client, arguments.run), arguments)
+                return _follow(Advising(client, arguments.run), arguments)
             except AdviceFailed as error:
                 return _refuse(str(error), error.exit_code)
 
 
-class _Advising:
+class Advising:
     """The advice about one run."""
 
     def __init__(self, client: Client, run: str) -> None:
         self._client = client
-        self._path = f"/api/v1/runs/{quote(run, safe='')}/advice"
+        self._run = f"/api/v1/runs/{quote(run, safe='')}"
+        self._path = f"{self._run}/advice"
+        self.page = f"{client.address.url}/runs/{quote(run, safe='')}"
 
     def ask(self) -> dict[str, Any]:
         """Return the advice of now. Raises AdviceFailed."""
-        fields = self._sent("GET", self._path, None).fields
+        fields = self._sent("GET", self._path).fields
         if "action" not in fields:
             text = f"{self._client.address.url}: no rankscope server answers there"
             raise AdviceFailed(text, EXIT_UNREACHABLE)
         return fields
+
+    def nodes(self) -> dict[str, str]:
+        """Return the node of Kubernetes below each host, of those whose manifest asks for it.
+
+        The pods of an indexed Job are not called as their hosts are. Raises AdviceFailed.
+        """
+        ranks = self._sent("GET", f"{self._run}/ranks").fields["ranks"]
+        facts = self._sent("GET", f"{self._run}/environment").fields
+        host_of = {row["rank"]: row["host"] for row in ranks}
+        nodes: dict[str, str] = {}
+        for fact in (*facts["differences"], *facts["common"]):
+            for value in fact.get("values", [fact]) if fact["fact"] == _NODE_FACT else []:
+                hosts = [host_of[rank] for rank in value.get("ranks", host_of) if rank in host_of]
+                nodes |= dict.fromkeys(hosts, value["value"])
+        return {host: node for host, node in nodes.items() if _NODE.fullmatch(node)}
 
     def report(self, epoch: int, outcome: str, text: str) -> None:
         """Report to the server what was done. Raises AdviceFailed."""
@@ -127,7 +162,7 @@ class _Advising:
         body = {"epoch": epoch, "outcome": outcome, "controller": who[:128], "text": text[:2_000]}
         self._sent("POST", f"{self._path}/reports", json.dumps(body).encode())
 
-    def _sent(self, method: str, path: str, body: bytes | None) -> HttpAnswer:
+    def _sent(self, method: str, path: str, body: bytes | None = None) -> HttpAnswer:
         headers = {"Content-Type": "application/json"} if body else {}
         try:
             answer = self._client.request(method, path, body, headers)
@@ -139,9 +174,15 @@ class _Advising:
         return answer
 
 
-def _follow(advising: _Advising, arguments: argparse.Namespace) -> int:
+def _follow(advising: Advising, arguments: argparse.Namespace) -> int:
     advice = advising.ask()
-    steps = steps_of(advice, arguments.adapter, arguments.script) if arguments.adapter else []
+    steps: list[Step] = []
+    if arguments.adapter == ANNOTATE:
+        steps = [annotation(advice, arguments.object, arguments.namespace, advising.page)]
+    elif arguments.adapter:
+        is_pod = arguments.adapter == "kubernetes" and advice["hosts"]
+        nodes = advising.nodes() if is_pod else {}
+        steps = steps_of(advice, arguments.adapter, arguments.script, nodes)
     if arguments.json:
         commands = [{"words": step.words, "text": step.text} for step in steps]
         shown = {**advice, "commands": commands, "executed": arguments.execute}
@@ -169,10 +210,16 @@ def lines_of(advice: dict[str, Any]) -> list[str]:
     return lines
 
 
-def steps_of(advice: dict[str, Any], adapter: str, script: str | None = None) -> list[Step]:
+def steps_of(
+    advice: dict[str, Any],
+    adapter: str,
+    script: str | None = None,
+    nodes: Mapping[str, str] = MappingProxyType({}),
+) -> list[Step]:
     """Return the commands for advice; none where there is nothing to do.
 
-    Raises AdviceFailed for a host that is no name of one node.
+    `nodes` are those of Kubernetes below hosts, as far as they are known. Raises AdviceFailed for a
+    host that is no name of one node.
     """
     if advice["action"] == "restart_from_checkpoint" and adapter == "slurm":
         return [Step(("sbatch", "--", script or "SCRIPT"), is_manual=True)]
@@ -184,7 +231,37 @@ def steps_of(advice: dict[str, Any], adapter: str, script: str | None = None) ->
                 f"{one_line(host)!r} is no name of one node: look at it yourself", EXIT_REFUSED
             )
     reason = one_line(f"rankscope {advice['run_id']} advice {advice['epoch']}: {advice['why']}")
-    return _ADAPTERS[adapter](advice["hosts"], reason[:200], script)
+    if adapter == "slurm":
+        return _slurm(advice["hosts"], reason[:200], script)
+    return _kubernetes(advice["hosts"], nodes)
+
+
+def annotation(advice: dict[str, Any], onto: str, namespace: str, page: str) -> Step:
+    """Return the command that writes advice onto an object of Kubernetes, whatever it advises.
+
+    Annotations, as no controller uses these: conditions of a status are its own controller's.
+    """
+    texts = {
+        "action": advice["action"], "hosts": ",".join(advice["hosts"]),
+        "what": one_line(advice["what"]), "why": one_line(advice["why"]),
+        "epoch": str(advice["epoch"]), "run": page,
+    }  # fmt: skip
+    where = (f"--namespace={namespace}",) if namespace else ()
+    words = (f"rankscope/{name}={text}" for name, text in texts.items())
+    command = ("kubectl", "annotate", "--overwrite", *where, "--", onto, *words)
+    return Step(command, is_note=True)
+
+
+def _wrong_object(arguments: argparse.Namespace) -> str:
+    """Return what is wrong with the object to annotate, and what to do; empty where nothing is."""
+    is_annotated = arguments.adapter == ANNOTATE
+    if not is_annotated and (arguments.object or arguments.namespace):
+        return "--object and --namespace are of --adapter annotate"
+    if is_annotated and not _OBJECT.fullmatch(arguments.object):
+        return "--adapter annotate needs --object KIND/NAME, for example trainjob/llama"
+    if arguments.namespace and not _NODE.fullmatch(arguments.namespace):
+        return f"--namespace {arguments.namespace!r} is no name of a namespace"
+    return ""
 
 
 def _slurm(hosts: list[str], reason: str, script: str | None) -> list[Step]:
@@ -196,15 +273,17 @@ def _slurm(hosts: list[str], reason: str, script: str | None) -> list[Step]:
     return [*drains, Step(again, is_manual=True)]
 
 
-def _kubernetes(hosts: list[str], _reason: str, _script: str | None) -> list[Step]:
-    nodes = dict.fromkeys(_node_of(host) for host in hosts)  # one holds several pods
+def _kubernetes(hosts: list[str], known: Mapping[str, str]) -> list[Step]:
+    # one node holds several pods
+    nodes = dict.fromkeys(known.get(host) or _node_of(host) for host in hosts)
     return [Step(("kubectl", "cordon", "--", node)) for node in nodes]
 
 
 def _node_of(host: str) -> str:
     """Return the node of the pod that has this host name; a host that is no pod is a node itself.
 
-    A pod's host name is its own name, unless it shares its node's network. Raises AdviceFailed.
+    A pod's host name is its own name, unless it shares its node's network or is of an indexed Job,
+    whose manifest has to ask for NODE_NAME. Raises AdviceFailed.
     """
     ask = Step((
         "kubectl", "get", "pods", "--all-namespaces", f"--field-selector=metadata.name={host}",
@@ -222,14 +301,8 @@ def _node_of(host: str) -> str:
     return nodes[0]
 
 
-_ADAPTERS: dict[str, Callable[[list[str], str, str | None], list[Step]]] = {
-    "slurm": _slurm,
-    "kubernetes": _kubernetes,
-}
-
-
 def _execute(
-    advising: _Advising, advice: dict[str, Any], steps: list[Step], say: Callable[[str], Any]
+    advising: Advising, advice: dict[str, Any], steps: list[Step], say: Callable[[str], Any]
 ) -> int:
     """Run the commands in order and report; the first that fails ends it."""
     todo = [step for step in steps if not step.is_manual]
@@ -240,11 +313,13 @@ def _execute(
         raise AdviceFailed("this advice is out of date, or a clock is wrong", EXIT_REFUSED)
     for step in todo:
         _, error = _run(step)
-        if error:
+        if error and not step.is_note:
             advising.report(advice["epoch"], "failed", f"{step.text}: {error}")
+        if error:
             raise AdviceFailed(f"{step.text}: {error}", EXIT_REFUSED)
         say(f"done: {step.text}\n")
-    advising.report(advice["epoch"], "done", "; ".join(step.text for step in todo))
+    if not todo[0].is_note:
+        advising.report(advice["epoch"], "done", "; ".join(step.text for step in todo))
     return 0
 
 

@@ -24,6 +24,7 @@ from rankscope.process.family import (
     job_name,
     node_of_job,
     ranks_of_node,
+    restarts_of_job,
 )
 
 
@@ -43,6 +44,7 @@ class RankIdentity:
     role: str = ""
 
 
+MOST_ATTEMPTS = 1 << 20  # that a server takes
 _SLURM_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -65,7 +67,7 @@ def build(environ: Mapping[str, str], rank: int, world_size: int) -> RankIdentit
     local_rank, local_world_size, node_rank = _place(environ, rank, world_size)
     return RankIdentity(
         run_id=run_id(environ),
-        attempt=_integer(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
+        attempt=_attempt(environ),
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
@@ -80,8 +82,8 @@ def build(environ: Mapping[str, str], rank: int, world_size: int) -> RankIdentit
 def run_id(environ: Mapping[str, str]) -> str:
     """Return the name of the run, the same on all ranks that can know it.
 
-    RANKSCOPE_RUN_ID, else torchrun's --rdzv-id, else the job of Slurm, SageMaker or Azure ML, else
-    the process that all ranks of one node come from.
+    RANKSCOPE_RUN_ID, else torchrun's --rdzv-id, else the job of a platform (`family.PLATFORMS`),
+    else the process that all ranks of one node come from.
     """
     if chosen := environ.get("RANKSCOPE_RUN_ID"):
         return clean_run_id(chosen)
@@ -97,6 +99,16 @@ def of_process_group() -> tuple[int, int] | None:
     if module is None or not getattr(module, "is_initialized", bool)():
         return None
     return int(module.get_rank()), int(module.get_world_size())
+
+
+def _attempt(environ: Mapping[str, str]) -> int:
+    """Return how often ranks were started before: by torchrun, and by what restarts its job.
+
+    A job that is begun again has a torchrun that counts from 0, up to its --max-restarts.
+    """
+    by_torchrun = _integer(environ, "TORCHELASTIC_RESTART_COUNT") or 0
+    most = _integer(environ, "TORCHELASTIC_MAX_RESTARTS") or 0
+    return min(restarts_of_job(environ) * (most + 1) + by_torchrun, MOST_ATTEMPTS)
 
 
 def _place(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int, int, int]:

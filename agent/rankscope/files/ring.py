@@ -36,7 +36,7 @@ STEP_AT = 80  # u64
 PHASE_SINCE_AT = 88  # u64: monotonic ns
 PHASE_AT = 96  # u8: index into schema.PHASES
 STACK_SIGNAL_AT = 97  # u8: 0 = not registered, no signal is sent then
-ENDED_AT = 98  # u8: one of RUNNING, CLEAN, EXCEPTION, UNLOADED
+ENDED_AT = 98  # u8: one of RUNNING, CLEAN, EXCEPTION, UNLOADED, FINISHED
 CLOCK_AT = 104  # u64 version (odd = being written), u64 monotonic ns, u64 wall ns
 DROPPED_AT = 128  # 8 x u64, by reason: DROP_REASONS
 HOOK_ERRORS_AT = 192  # u64
@@ -60,6 +60,7 @@ OWN_SWITCHES_AT = 288  # u64, just behind: how often
 TRAINING_THREAD_AT = 296  # u64: native id of the thread that trains
 PID_NAMESPACE_AT = 304  # u64: inode of the namespace that the pid is of, 0 unknown
 RUNNING, CLEAN, EXCEPTION, UNLOADED = 0, 1, 2, 3
+FINISHED = 4  # training is over: what ends the process then is no failure
 DROP_REASONS: tuple[str, ...] = (
     "overwritten", "disk full", "journal full", "hook failed", "too many alike",
 )  # fmt: skip

@@ -27,6 +27,10 @@ _NAMES = frozenset({
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHONHASHSEED",
     "LD_PRELOAD", "LD_LIBRARY_PATH", "CUBLAS_WORKSPACE_CONFIG",
     "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",  # which switches a node hangs on
+    # where a rank of Kubernetes is, as far as its manifest asks for it
+    "POD_NAME", "POD_NAMESPACE", "NODE_NAME", "JOB_COMPLETION_INDEX", "JOBSET_NAME",
+    "JOBSET_RESTART_ATTEMPT", "VC_TASK_INDEX", "VC_JOB_RETRY_COUNT", "KUEUE_QUEUE",
+    "SKYPILOT_TASK_ID", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES",
 })  # fmt: skip
 # of one process by design: they would differ between healthy ranks
 _OF_ONE_PROCESS = frozenset({"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"})
@@ -175,6 +179,16 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _ray_train_name() -> str:
+    """Return what a run of Ray Train is called, by its user or by Ray; empty in another process."""
+    train = sys.modules.get("ray.train")
+    if train is None:
+        return ""
+    with contextlib.suppress(Exception):  # not within a worker, or another Ray
+        return str(train.get_context().get_experiment_name() or "")
+    return ""
+
+
 def _os_name() -> str:
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")
@@ -241,6 +255,8 @@ def title(argv: Sequence[str]) -> str:
     """Return a short name for a run: the notebook, or the module or script of its command line."""
     if notebook := os.environ.get("JPY_SESSION_NAME"):  # Jupyter says which file it runs
         return Path(notebook).name
+    if name := _ray_train_name():  # all of its workers run the same program of Ray's
+        return name
     words = list(argv[1:])
     for position, word in enumerate(words):
         if word == "-m" and position + 1 < len(words):

@@ -13,6 +13,8 @@ TYPE_CHECKING = False  # see rankscope/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
+    from rankscope.process.kubernetes import Job
+
 
 class Launcher:
     """The variables in which a launcher gives a process its rank; "" where it has none."""
@@ -56,17 +58,26 @@ LAUNCHERS: tuple[Launcher, ...] = (
 
 
 class Platform:
-    """Who runs jobs, and the variable that names one on all of its nodes."""
+    """Who runs jobs, and the variables that name one on all of its nodes and number this node."""
 
-    def __init__(self, name: str, job: str) -> None:
+    def __init__(self, name: str, job: str, node_rank: str = "", num_nodes: str = "") -> None:
         self.name, self.job = name, job
+        self.node_rank, self.num_nodes = node_rank, num_nodes
 
 
+# Kubernetes has no variable of its own for a job: process/kubernetes.py
+KUBERNETES = Platform("kubernetes", "", "PET_NODE_RANK", "PET_NNODES")  # of Kubeflow Trainer
 PLATFORMS: tuple[Platform, ...] = (
+    # before Slurm and Kubernetes, which it may run on: a job there may have several of its tasks
+    Platform("skypilot", "SKYPILOT_TASK_ID", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
     Platform("slurm", "SLURM_JOB_ID"),
     Platform("sagemaker", "TRAINING_JOB_NAME"),
-    Platform("azureml", "AZUREML_RUN_ID"),
+    Platform("azureml", "AZUREML_RUN_ID", "NODE_RANK", "AZUREML_NODE_COUNT"),
+    KUBERNETES,
 )
+# how often a job was begun again as a whole: a requeued one of Slurm (sbatch, "OUTPUT ENVIRONMENT
+# VARIABLES"); a JobSet and a job of Volcano, where the manifest asks for it (docs/attach.md)
+_RESTARTS = ("SLURM_RESTART_COUNT", "JOBSET_RESTART_ATTEMPT", "VC_JOB_RETRY_COUNT")
 FAMILY = "RANKSCOPE_FAMILY"  # names the run where nothing else does
 ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
 
@@ -86,31 +97,67 @@ def family_name(environ: Mapping[str, str]) -> str:
 def job_name(environ: Mapping[str, str]) -> str:
     """Return what all nodes of a job call it, as slurm-1234; empty where no platform says so."""
     for platform in PLATFORMS:
-        if job := environ.get(platform.job):
+        if job := _job(platform, environ):
             return f"{platform.name}-{job}"
     return ""
 
 
+def job_tags(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the job by its platform, as it is looked for there: a label of the run."""
+    for platform in PLATFORMS:
+        if job := _job(platform, environ):
+            return {platform.name: job if isinstance(job, str) else job.path}
+    return {}
+
+
+def _job(platform: Platform, environ: Mapping[str, str]) -> str | Job | None:
+    if platform is not KUBERNETES:
+        return environ.get(platform.job)
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        return None
+    from rankscope.process.kubernetes import job_of_pod
+
+    return job_of_pod(environ)
+
+
+def restarts_of_job(environ: Mapping[str, str]) -> int:
+    """Return how often the platform began this job again, 0 where none says so."""
+    for name in _RESTARTS:
+        number = environ.get(name, "")
+        if number.isdecimal():
+            return int(number)
+    return 0
+
+
 def hosts_of_job(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return all hosts of a job in their order; none where no platform lists them, as SageMaker."""
-    hosts = environ.get("SM_HOSTS", "")  # a list in JSON of names in quotes
+    """Return all hosts of a job in their order; none where no platform lists them.
+
+    SageMaker has names in quotes, as JSON, SkyPilot an address a line.
+    """
+    if addresses := environ.get("SKYPILOT_NODE_IPS"):
+        return tuple(addresses.split())
+    hosts = environ.get("SM_HOSTS", "")
     return tuple(filter(None, (name.strip(' "') for name in hosts.strip("[] ").split(","))))
 
 
 def num_nodes_of_job(environ: Mapping[str, str]) -> int | None:
     """Return how many nodes a job has, as the platform gives it; None where none does."""
-    number = environ.get("AZUREML_NODE_COUNT", "")
-    return int(number) if number.isdecimal() else len(hosts_of_job(environ)) or None
+    for platform in PLATFORMS:
+        number = environ.get(platform.num_nodes, "")
+        if number.isdecimal():
+            return int(number)
+    return len(hosts_of_job(environ)) or None
 
 
 def node_of_job(environ: Mapping[str, str]) -> int | None:
     """Return the number of this node in its job, as the platform gives it; None where none does.
 
-    Azure ML sets NODE_RANK, as others do; SageMaker lists the hosts, and says which is this one.
+    SageMaker lists the hosts, and says which is this one.
     """
-    number = environ.get("NODE_RANK", "")
-    if number.isdecimal():
-        return int(number)
+    for platform in PLATFORMS:
+        number = environ.get(platform.node_rank, "")
+        if number.isdecimal():
+            return int(number)
     hosts, own = hosts_of_job(environ), environ.get("SM_CURRENT_HOST", "")
     return hosts.index(own) if own in hosts else None
 
@@ -127,6 +174,8 @@ def launcher(environ: Mapping[str, str]) -> str:
         return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
     if "CROSS_RANK" in environ and "LOCAL_SIZE" in environ:
         return "deepspeed"
+    if "RAY_RAYLET_PID" in environ:  # of each process that Ray starts; its ranks have RANK as well
+        return "ray"
     return next((each.name for each in LAUNCHERS if each.rank in environ), "python")
 
 

@@ -303,6 +303,13 @@ class Context:
             self.recorder.begin_step(self._step_of_now(self.recorder))
             self.recorder.end(ring.EXCEPTION)
 
+    def training_over(self) -> None:
+        """Mark that training ended well, whatever ends the process after that."""
+        if self.recorder is not None and not self.recorder.has_ended:
+            self.settle()
+            self.recorder.begin_step(self.clock.last_step)
+            self.recorder.end(ring.FINISHED)
+
     def _step_of_now(self, recorder: Recorder) -> int:
         """Return the step in progress, 0 where nothing was learnt yet: the rank is in none."""
         clock = self.clock

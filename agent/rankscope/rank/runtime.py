@@ -152,7 +152,7 @@ class Agent:
                     command=environment.command(command),
                     launcher=family.launcher(self._environ),
                     world_size=who.world_size,
-                    tags=tags_of(self.context.settings),
+                    tags=family.job_tags(self._environ) | tags_of(self.context.settings),
                 )
             )
 

@@ -12,7 +12,7 @@ from rankscope.preflight.exchange.discover import Asked, Discovery, agreed, disc
 from rankscope.preflight.facts import launch as facts_of_launch
 from rankscope.preflight.facts.launch import Launcher, LaunchFacts
 from rankscope.preflight.system import RESOLVE_LIMIT_S, Resolved, System
-from tests.platforms import AZURE_PYTORCH, HOROVOD, SAGEMAKER
+from tests.platforms import AZURE_PYTORCH, HOROVOD, SAGEMAKER, SKYPILOT
 
 
 @dataclass(frozen=True)
@@ -363,6 +363,13 @@ def test_sagemaker_names_all_nodes_and_which_one_this_is(name: str) -> None:
 def test_a_torchrun_of_one_node_within_a_job_of_sagemaker_is_alone() -> None:
     seen = of_environment(SAGEMAKER, "torchrun --standalone train.py", "algo-2")
     assert (seen.nodes, seen.num_nodes) == (("algo-2",), 1)
+
+
+def test_skypilot_lists_the_addresses_of_its_nodes() -> None:
+    for argv in ("", "torchrun --nnodes 2 --node-rank 1 --master-addr 10.0.0.4 train.py"):
+        seen = of_environment(SKYPILOT, argv, "worker-1")
+        assert (seen.nodes, seen.me, seen.node_rank) == (("10.0.0.4", "10.0.0.5"), "10.0.0.5", 1)
+        assert (seen.master_addr, seen.how, seen.errors) == ("10.0.0.4", "SKYPILOT_NODE_IPS", ())
 
 
 def test_a_process_of_azure_ml_meets_at_its_master_and_one_of_a_node_speaks_for_it() -> None:

@@ -27,7 +27,7 @@ from rankscope.node.processes import exits
 from rankscope.node.ranks import launchers
 from rankscope.output.lines import Stream
 from rankscope.process import environment
-from rankscope.process.family import process_start_ticks
+from rankscope.process.family import job_tags, process_start_ticks
 from rankscope.settings import Settings, tags_of, to_environment
 from rankscope.wire import schema
 
@@ -260,7 +260,7 @@ class Launcher:
             name=self._settings.name or naming.title(self._command),
             command=environment.command(self._command),
             launcher=naming.launcher_kind(self._command),
-            tags=tags_of(self._settings),
+            tags=job_tags(self._environ) | tags_of(self._settings),
         )
 
     # --- the command ---------------------------------------------------------------------

@@ -24,7 +24,7 @@ _SHELLS = frozenset({"sh", "bash", "zsh", "dash"})
 
 def shared_run_id(command: Sequence[str], environ: Mapping[str, str], chosen: str = "") -> str:
     """Return the run id that was chosen or that every node can derive, else an empty text."""
-    rendezvous = option(command, "--rdzv-id", "--rdzv_id")
+    rendezvous = option(command, "--rdzv-id", "--rdzv_id") or environ.get("PET_RDZV_ID", "")
     if chosen:
         return clean_run_id(chosen)
     if rendezvous and rendezvous != "none":

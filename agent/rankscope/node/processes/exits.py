@@ -24,6 +24,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("<Q52xi")
 _RINGS_ENDED = {
     ring.CLEAN: "clean", ring.EXCEPTION: "exception", ring.UNLOADED: "unloaded",
+    ring.FINISHED: "finished",
 }  # fmt: skip
 
 Reason = Literal["clean", "exception", "exit_code", "signal", "lost"]
@@ -140,6 +141,8 @@ def append(path: Path, pid: int, status: ExitStatus, start_ticks: int = 0) -> No
 def reason_of(ended: int, status: ExitStatus | None) -> tuple[Reason, str]:
     """Return the reason of an end and one sentence; `ended` is what the ring's header says."""
     ended_by = _RINGS_ENDED.get(ended)
+    if ended_by == "finished":
+        return "clean", "training was over; then the process was ended by what had started it"
     if status is None:
         if ended_by in ("clean", "exception"):
             return ended_by, "the exit status was gone; the process itself said how it ends"  # type: ignore[return-value]

@@ -169,9 +169,9 @@ def _named(
             return _from_slurm(system, launch, name)
     if found := _from_batch(system, launch):
         return found
-    hosts = hosts_of_job(system.environ)
+    hosts, by_skypilot = hosts_of_job(system.environ), "SKYPILOT_NODE_IPS" in system.environ
     if hosts and not _is_here_alone(system, launch):
-        return hosts, "SM_HOSTS", True, ""
+        return hosts, "SKYPILOT_NODE_IPS" if by_skypilot else "SM_HOSTS", True, ""
     numbered = _kubernetes(system, asked.master_addr or launch.master_addr, launch, rank)
     return numbered, "the names of the pods", True, ""
 

@@ -10,7 +10,13 @@ import msgspec
 
 from rankscope.preflight.facts.command import Torchrun, find_torchrun
 from rankscope.preflight.system import System
-from rankscope.process.family import LAUNCHERS, node_of_job, num_nodes_of_job, ranks_of_node
+from rankscope.process.family import (
+    LAUNCHERS,
+    PLATFORMS,
+    node_of_job,
+    num_nodes_of_job,
+    ranks_of_node,
+)
 from rankscope.wire.assigned_secrets import HIDDEN
 from rankscope.wire.redaction import cut, redact
 from rankscope.wire.secret_names import holds_secret
@@ -338,15 +344,16 @@ def _horovod(reader: _Reader) -> None:
 
 
 def _platform(reader: _Reader) -> None:
-    """Read what SageMaker and Azure ML say of a job's nodes."""
+    """Read what SageMaker, Azure ML and SkyPilot say of a job's nodes."""
     environ, numbers = reader.environ, reader.numbers
     nodes, node = num_nodes_of_job(environ), node_of_job(environ)
     if nodes is None:
         return
-    by = "AZUREML_NODE_COUNT" if "AZUREML_NODE_COUNT" in environ else "SM_HOSTS"
+    by = next((row.num_nodes for row in PLATFORMS if row.num_nodes in environ), "SM_HOSTS")
     reader.given_number("num_nodes", by, str(nodes))
     if node is not None:
-        reader.given_number("node_rank", "SM_CURRENT_HOST", str(node))
+        said = (row.node_rank for row in PLATFORMS if row.node_rank in environ)
+        reader.given_number("node_rank", next(said, "SM_CURRENT_HOST"), str(node))
     each = ranks_of_node(environ, numbers.get("world_size", 0))
     if each:
         reader.given_number("nproc_per_node", by, str(each))

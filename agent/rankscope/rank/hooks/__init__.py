@@ -31,6 +31,7 @@ from rankscope.rank.hooks.phases.data import DataLoading
 from rankscope.rank.hooks.phases.evaluation import Evaluation
 from rankscope.rank.hooks.phases.optimizer import GradientScaler, Optimizer
 from rankscope.rank.hooks.phases.pipeline import Pipeline, PipelineSchedule
+from rankscope.rank.hooks.ray_train import RayTrain
 from rankscope.rank.hooks.remote_calls import RemoteCalls
 from rankscope.rank.hooks.stacks import Stacks
 from rankscope.rank.hooks.trackers import Comet, MLflow, SwanLab, TensorBoard, Trackio, Wandb
@@ -71,6 +72,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Replicas,
     Memory,
     OutOfMemory,
+    RayTrain,
     Wandb,
     MLflow,
     TensorBoard,

@@ -26,13 +26,13 @@ class Exceptions:
         unraisable_hook = sys.unraisablehook
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            _keep(context, kind, error, trace, "main")
+            keep(context, kind, error, trace, "main")
             _unrecorded(main_hook, kind, error, trace)
 
         def thread_excepthook(args: threading.ExceptHookArgs) -> None:
             # of a thread that trained in the main one's place: its rank trains no more
             where = "training" if context.clock.is_ours() else "thread"
-            _keep(context, args.exc_type, args.exc_value, args.exc_traceback, where)
+            keep(context, args.exc_type, args.exc_value, args.exc_traceback, where)
             _unrecorded(thread_hook, args)
 
         def unraisable(args: sys.UnraisableHookArgs) -> None:
@@ -56,7 +56,8 @@ def _unrecorded(hook: Callable[..., Any], *arguments: Any) -> None:
 
 
 @guarded
-def _keep(context: Context, kind: Any, error: Any, trace: Any, where: Any) -> None:
+def keep(context: Context, kind: Any, error: Any, trace: Any, where: Any) -> None:
+    """Record an exception that left a thread."""
     text = "".join(traceback.format_exception(kind, error, trace))
     message = attempt(lambda: str(error))
     context.error(kind.__qualname__, "(not formatted)" if message is None else message, text, where)

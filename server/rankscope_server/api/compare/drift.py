@@ -23,7 +23,7 @@ _CODE = re.compile(r"^(code|git)[._]")
 # Another one in each run by nature; what a command says is compared option by option.
 _OF_A_RUN = re.compile(
     r"^command\.hash$|^env\.(TORCHELASTIC_\w+|SLURM_JOB\w*|SLURM_NODELIST|SLURM_SUBMIT_\w+"
-    r"|PBS_JOBID|LSB_JOBID|RANKSCOPE_\w+)$"
+    r"|PBS_JOBID|LSB_JOBID|JOBSET_\w+|VC_JOB_RETRY_COUNT|SKYPILOT_TASK_ID|RANKSCOPE_\w+)$"
 )
 _OPTION = re.compile(r"^--?[A-Za-z][\w.-]*$")
 
