@@ -138,3 +138,16 @@ def test_a_rank_that_failed_is_named(job: Callable[..., Job]) -> None:
     answer = run.answered("MemoryError")
     assert answer["text"] == "Rank 1 on node-0 raised MemoryError: CUDA out of memory"
     assert run.get("")["run"]["status"] == "failed"
+
+
+def test_what_a_server_sends_another_one_takes(server: ServerProcess) -> None:
+    """A channel of alerts that leads to a server's own address: its messages are lines there."""
+    target = {"kind": "otlp", "url": server.url}
+    with httpx.Client(base_url=f"{server.url}/api/v1", trust_env=False, timeout=30) as client:
+        made = client.post("/alerts/channels", json={"name": "logs", "target": target})
+        assert made.status_code == 200, made.text
+        tried = client.post(f"/alerts/channels/{made.json()['id']}/test")
+        assert tried.status_code == 200, tried.text
+        wait_until(lambda: client.get("/runs/rankscope").status_code == 200)
+        (line,) = client.get("/runs/rankscope/logs", params={"limit": 5}).json()["lines"]
+        assert (line["logger"], line["fields"]["rankscope.event"]) == ("rankscope.alerts", "test")
