@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from rankscope_server.otlp.steps import Kept, of_event
 from rankscope_server.store import tables
 
 _MOST_RANKS = 65_536
+_SURE_SECONDS = 60.0  # a rank that was silent for longer may have sent to another server
 Key = tuple[str, int, int]  # run, attempt, rank
 
 
@@ -21,17 +23,19 @@ class Book:
 
     def __init__(self, read: Callable[[Key], Kept]) -> None:
         self._read = read
-        self._kept: OrderedDict[Key, Kept] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[Kept, float]] = OrderedDict()  # with when it was put
         self._ranks: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def get(self, key: Key) -> Kept:
         """Return a copy of what is kept of a rank."""
-        known = self._kept.get(key)
-        return (self._read(key) if known is None else known).copy()
+        kept, put_s = self._kept.get(key, (None, 0.0))
+        if kept is None or time.monotonic() - put_s > _SURE_SECONDS:
+            kept = self._read(key)
+        return kept.copy()
 
     def put(self, key: Key, kept: Kept) -> None:
         """Keep what is stored now."""
-        self._kept[key] = kept
+        self._kept[key] = kept, time.monotonic()
         self._kept.move_to_end(key)
         if len(self._kept) > _MOST_RANKS:
             self._kept.popitem(last=False)

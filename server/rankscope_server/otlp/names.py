@@ -4,7 +4,8 @@ Names are those that programs use, whatever their case and separators:
 - `training_single_iteration`, `data_loading`, `model_forward`, `zero_grad`, `model_backward`,
   `optimizer_update`, `checkpoint_save_sync`, `validation_loop`, `application`: NVIDIA's One Logger,
   which Megatron-LM and NeMo call (nv-one-logger-training-telemetry 2.3.1, api/spans.py)
-- `iteration_12` with `iter_id`, `checkpoint_save`, `training_run`: a tracer of AMD for Primus
+- `iteration_12` with `iter_id`, `checkpoint_save`, `training_run`: a TrainTracer of several public
+  repositories (TRACER_OTLP_ENDPOINT)
 - `Net.forward`, `autograd.backward`, `SGD.step`, `dataloader.next`: torchtel 0.0.3
 - `forward-compute`, `batch-generator`, `all-grads-sync`, `forward-recv`: timers of Megatron-LM
 """
