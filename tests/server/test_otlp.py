@@ -185,6 +185,13 @@ def test_what_has_no_run_is_refused_and_the_rest_stored(client: TestClient, read
     }  # fmt: skip
 
 
+def test_a_name_that_is_too_long_stays_one_of_its_own(client: TestClient) -> None:
+    runs = [f"{'x' * 200}{number}" for number in range(2)]
+    resources = [of_rank(0, *step(1), **{"rankscope.run": run}) for run in runs]
+    assert taken(client, *resources) == {}
+    assert client.get("/api/v1/runs").json()["total"] == 2
+
+
 def test_spans_without_a_rank_are_lines_and_it_is_said(client: TestClient, reader: Sender) -> None:
     resource = of_rank(0, *step(1))
     resource["resource"]["attributes"] = attributes({"rankscope.run": "run"})
@@ -254,6 +261,20 @@ def test_the_same_body_again_is_stored_once(client: TestClient, reader: Sender) 
     assert first == again == {}
     assert reader.get("/logs")["total"] == 1
     assert reader.get("")["coverage"]["missing_batches"] == 0
+
+
+def test_runs_and_hosts_of_one_body_are_apart(client: TestClient) -> None:
+    """As a collector between sends them, also where names begin alike."""
+    runs = [f"{'a-run-with-a-long-name-' * 5}{number}" for number in range(3)]
+    resources = [
+        of_rank(rank, *step(1), **{"rankscope.run": run, "host.name": f"node-{rank}"})
+        for run in runs
+        for rank in range(2)
+    ]
+    assert taken(client, *resources) == {}
+    for run in runs:
+        found = Sender(client, run).get("")["run"]
+        assert (found["step"], found["hosts"]) == (1, ["node-0", "node-1"])
 
 
 def test_a_step_is_put_together_over_requests_and_servers(tmp_path: Any) -> None:

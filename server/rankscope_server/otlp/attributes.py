@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope.files.run_directory import clean_run_id
 from rankscope.wire.redaction import clean_fields
 from rankscope.wire.schema import MAX_RANK
 
@@ -28,6 +29,7 @@ _ENVIRONMENT = ("deployment.environment.name", "deployment.environment")
 # torchft numbers ranks within each replica group: such a `rank` is that of several processes.
 _REPLICA = "replica_id"
 _MOST_FIELDS, _MOST_TEXT = 64, 1_024
+_NO_ID, _MOST_ID = re.compile(r"[^A-Za-z0-9._-]+"), 128
 
 
 def value_of(value: Any) -> Any:
@@ -96,6 +98,15 @@ def rank_of(values: Mapping[str, Any]) -> int:
     return found if found < MAX_RANK else -1
 
 
+def run_id_of(text: str) -> str:
+    """Return a text as the id of a run; what is cut off one is in a digest at its end."""
+    cleaned = _NO_ID.sub("-", text).strip("-.")
+    if len(cleaned) <= _MOST_ID:
+        return cleaned
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{cleaned[: _MOST_ID - 1 - len(digest)]}-{digest}"
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Who a resource is: a process of a run."""
@@ -129,7 +140,7 @@ def origin_of(values: Mapping[str, Any]) -> Origin:
     instance = str(values.get("service.instance.id") or "")
     attempt = number_of(values, ("attempt", "torchelastic.restart_count", "restart_count"))
     return Origin(
-        run_id=clean_run_id(run) if run else "",
+        run_id=run_id_of(run),
         name=(service or run)[:256],
         attempt=attempt if 0 <= attempt < 1 << 20 else 0,
         rank=rank_of(values),
