@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from rankscope_server.api.app import create_app
 from rankscope_server.otlp.names import named
 from rankscope_server.settings import Settings
 from rankscope_server.store.engine import StoreUnavailableError
-from tests.server.conftest import Sender, TestClient
+from tests.server.conftest import Sender, TestClient, serving
 
 NOW = 1_790_000_000 * 10**9
 MS = 1_000_000
@@ -84,6 +86,12 @@ def taken(client: TestClient, *resources: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with serving(tmp_path, "") as client:
+        yield client
+
+
+@pytest.fixture
 def reader(client: TestClient) -> Sender:
     return Sender(client)
 
@@ -137,6 +145,8 @@ def test_protobuf_is_answered_with_protobuf(
         ("traces", b"x", {"Content-Type": "text/plain"}, 415, 2, "send application/x-protobuf"),
         ("traces", bytes(60_000), PROTOBUF, 413, 8, "larger than"),
     ],
+    ids=["protobuf", "json", "json of another shape", "gzip", "cut off", "unpacked", "encoding",
+         "type", "size"],
 )  # fmt: skip
 def test_what_is_bad_is_answered_with_a_status(
     tmp_path: Any, signal: str, body: bytes, headers: dict[str, str], status: int, code: int,
@@ -277,9 +287,8 @@ def test_runs_and_hosts_of_one_body_are_apart(client: TestClient) -> None:
         assert (found["step"], found["hosts"]) == (1, ["node-0", "node-1"])
 
 
-def test_a_step_is_put_together_over_requests_and_servers(tmp_path: Any) -> None:
+def test_a_step_is_put_together_over_requests_and_servers(settings: Settings) -> None:
     """What a request leaves open is in the store: a server that starts again has it."""
-    settings = Settings(data_dir=str(tmp_path), look_seconds=3600.0, disk_reserve_bytes=0)
     spans = step(0) + step(1) + step(2)  # this program counts from 0
     for at in range(0, len(spans), 4):
         with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
