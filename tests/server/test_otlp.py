@@ -318,6 +318,22 @@ def test_a_step_begins_with_what_was_done_since_the_last_one(
     assert (found["phases"]["data"], found["phases"]["checkpoint"]) == (40, 70)
 
 
+def test_what_a_step_says_beside_its_time_is_kept(client: TestClient, reader: Sender) -> None:
+    """Numbers as attributes, events in spans, and a part before the first step."""
+    said = {"train.loss": 2.5, "tokens": 4096, "step": 1, "is_last": False}
+    event = {"name": "rebuilt the graph", "timeUnixNano": str(NOW + 50 * MS)}
+    whole = span("train_step", 100, 200, values=said, events=[event])
+    answer = taken(client, of_rank(0, span("data_loading", 0, 90), whole))
+    assert answer["partialSuccess"]["errorMessage"] == (
+        "1 spans of no step, or of one whose end has not come, kept as lines"
+    )
+    assert cell(reader, 1)["step_ms"] == 100
+    series = {one["name"]: (one["step"], one["value"]) for one in reader.get("/metrics")["series"]}
+    assert series == {"loss": ([1], [2.5]), "tokens": ([1], [4096.0])}
+    messages = sorted(line["message"] for line in reader.get("/logs")["lines"])
+    assert messages == ["rebuilt the graph", "span data: 90.000 ms"]
+
+
 def test_steps_in_a_step_and_late_parts(client: TestClient, reader: Sender) -> None:
     around = span("training_iteration", 0, 105)
     answer = taken(client, of_rank(0, *step(1, at_ms=0), around))

@@ -28,7 +28,7 @@ _STEPS = re.compile(
     r"step|global_step|one_step|iteration|iter|profiler_step"
 )
 # One Logger sends these beside each span: they say again when it began and ended
-_MARK = re.compile(r"span_(?:start|stop)_event_for_.*")
+_MARK = re.compile(r"span_(?:start|stop)_event(?:_for_.*)?")
 _SET_UP = re.compile(r".*(?:_init|_initialization|_setup)|(?:init|setup|build|create)_.*")
 _CALLS = (
     ("reduce_scatter", r".*reduce_?scatter.*"),

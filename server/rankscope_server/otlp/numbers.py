@@ -83,6 +83,17 @@ def _points(metric: Any, part: Part) -> Iterator[tuple[Any, dict[str, float]]]:
         yield point, {".count": float(point.count), **mean}
 
 
+def numbers_of(values: dict[str, Any]) -> dict[str, float]:
+    """Return the attributes of a step that are numbers of training."""
+    return {
+        _name(name, {}): float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and bare(name) not in _NO_SERIES
+    }
+
+
 def _name(name: str, attributes: dict[str, Any]) -> str:
     """Return what a number is called: with the attributes that distinguish its series."""
     called = _ALIASES.get(bare(name).replace(".", "_"), name)

@@ -25,6 +25,7 @@ from rankscope_server.otlp.attributes import (
 )
 from rankscope_server.otlp.book import Book
 from rankscope_server.otlp.names import Named, named, operation_of
+from rankscope_server.otlp.numbers import numbers_of
 from rankscope_server.otlp.parts import NO_RANK, Part, Resource, is_time, items, started
 from rankscope_server.otlp.steps import (
     Held,
@@ -44,7 +45,7 @@ WORLD = "world"  # the group of a collective that names none
 NO_CALLS = "skipped: no span is a collective or a wait"
 _BAD_TIME = "that end before they begin, or at no time"
 _LATE = "that came after their step, kept as lines"
-_OPEN = "of steps whose end has not come, kept as lines"
+_OPEN = "of no step, or of one whose end has not come, kept as lines"
 _MARKS = "that mark the begin or the end of another span, not kept"
 _FOREIGN = "of ranks that an agent records, kept as lines"
 _GROUP = ("group", "group_name", "process_group", "process_group.name", "pg_name", "comm_group")
@@ -55,6 +56,7 @@ _PEER = ("peer_rank", "peer", "dst_rank", "dst", "src_rank", "src")
 _OPERATION = ("collective.operation", "collective", "operation", "op")
 _ROWS = 5_000  # of a chunk, as collectors send them
 _ERROR = 2  # status code
+_MOST_GROUPS = 256  # of a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ def take_spans(resources: Sequence[Resource], part: Part, book: Book) -> None:
         if rank < 0:
             part.said.notes[NO_RANK] += len(mine)
             for one in mine:
+                _take_events(part, one, named(one.span.name), None)
                 _line(part, one)
             continue
         _take(_Rank(part, mine[0].origin, rank, part.of(book, attempt, rank)), mine)
@@ -114,10 +117,8 @@ def _spans(resources: Sequence[Resource], part: Part, book: Book) -> list[_Span]
     for resource in resources:
         origin = resource.origin
         for scope, span in items(resource, "spans"):
-            if not is_time(span.start_time_unix_nano) or not (
-                span.start_time_unix_nano <= span.end_time_unix_nano and is_time(
-                    span.end_time_unix_nano)
-            ):  # fmt: skip
+            begin_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
+            if not (is_time(begin_ns) and is_time(end_ns) and begin_ns <= end_ns):
                 part.said.refused[_BAD_TIME] += 1
                 continue
             values = values_of(span.attributes)
@@ -149,7 +150,7 @@ def _take(mine: _Rank, spans: Sequence[_Span]) -> None:
     for one, name in zip(spans, names, strict=True):
         size = number_of(one.values, WORLD_SIZE)
         kept.world_size = size if size > 0 else kept.world_size or one.origin.world_size
-        _take_errors(mine, one, name)
+        _take_events(part, one, name, mine.errors)
         _place(mine, one, name)
         if name.kind == "run" and not one.span.parent_span_id:
             _end(mine, one)
@@ -177,6 +178,7 @@ def _place(mine: _Rank, one: _Span, name: Named) -> None:
             step = close(kept, one.begin_ns, one.end_ns, said if said >= 0 else name.number)
             if step is not None:  # else it is around a step
                 mine.steps.append(step)
+                _measure(mine, one, step.number)
                 return
         elif one.end_ns > kept.ended_ns:
             _hold(mine, one, name)
@@ -229,7 +231,7 @@ def _define(
 ) -> None:
     """Say once who the members of a group are, where a span says it."""
     kept = mine.kept
-    if group in kept.groups:
+    if group in kept.groups or len(kept.groups) >= _MOST_GROUPS:
         return
     said = next((values[key] for key in values if bare(key) in _MEMBERS), None)
     ranks = [whole(one) for one in said] if isinstance(said, list) else []
@@ -246,23 +248,37 @@ def _define(
         )
 
 
-def _take_errors(mine: _Rank, one: _Span, name: Named) -> None:
-    """Take exceptions; one that passes through many spans is one."""
+def _measure(mine: _Rank, one: _Span, step: int) -> None:
+    """Take the numbers that a step has as attributes."""
+    if values := numbers_of(one.values):
+        mine.part.records.append(
+            schema.Metrics(**mine.who, time_ns=one.end_ns, step=step, values=values)
+        )
+
+
+def _take_events(part: Part, one: _Span, name: Named, errors: set[tuple[str, str]] | None) -> None:
+    """Take what happened in a span: exceptions are errors of the rank, once, all else is lines."""
+    step = number_of(one.values, STEP)
     for event in one.span.events:
-        if event.name != "exception":
+        values, time_ns = values_of(event.attributes), int(event.time_unix_nano) or one.end_ns
+        if event.name != "exception" or errors is None:
+            if named(event.name).kind != "mark":
+                text = text_of(values.get("exception.message", ""))
+                message = f"{event.name}: {text}" if text else event.name
+                part.line(
+                    one.origin, one.rank, time_ns, logging.INFO, message, one.scope, values, step
+                )
             continue
-        values = values_of(event.attributes)
         kind = text_of(values.get("exception.type", "Exception"))
         message = clean(text_of(values.get("exception.message", "")))
-        if (kind, message) in mine.errors:
+        if (kind, message) in errors:  # it passes through many spans
             continue
-        mine.errors.add((kind, message))
-        mine.part.records.append(
+        errors.add((kind, message))
+        part.records.append(
             schema.ErrorRaised(
-                **mine.who, time_ns=int(event.time_unix_nano) or one.end_ns, type=kind[:256],
+                attempt=one.origin.attempt, rank=one.rank, time_ns=time_ns, type=kind[:256],
                 message=message, traceback=clean(text_of(values.get("exception.stacktrace", ""))),
-                where="main" if name.kind == "run" else "training",
-                step=max(0, number_of(one.values, STEP)),
+                where="main" if name.kind == "run" else "training", step=max(0, step),
             )
         )  # fmt: skip
 
@@ -295,12 +311,13 @@ def _line(part: Part, one: _Span) -> None:
 def _write(mine: _Rank, newest_ns: int) -> None:
     """Write what became of the spans of a rank, and what of them is held."""
     part, kept, origin = mine.part, mine.kept, mine.origin
-    if mine.steps and kept.is_registered < 1 + kept.has_calls:
+    is_known = kept.is_registered == 1 + kept.has_calls and kept.pid == origin.pid
+    if mine.steps and not is_known:
         began_ns = mine.steps[0].begin_ns
         collectives = schema.SPANS if kept.has_calls else NO_CALLS
         part.records.insert(0, _registered(mine, began_ns, collectives))
         part.records.insert(0, started(origin, began_ns))
-        kept.is_registered = 1 + kept.has_calls
+        kept.is_registered, kept.pid = 1 + kept.has_calls, origin.pid
     for at in range(0, len(mine.steps), _ROWS):
         columns = step_columns(mine.steps[at : at + _ROWS])
         part.chunks.append(chunk_of("steps", mine.rank, columns, part.host, origin.attempt))

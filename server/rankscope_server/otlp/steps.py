@@ -59,6 +59,7 @@ class Kept(msgspec.Struct):
     by_updates: bool = False  # a step ends with the optimizer
     has_calls: bool = False
     world_size: int = 0
+    pid: int = 0
     is_registered: int = 0  # 1: as without collectives, 2: with them
     is_foreign: bool = False  # an agent records this rank's steps
     groups: list[str] = []
@@ -93,14 +94,14 @@ def close(kept: Kept, begin_ns: int, end_ns: int, said: int) -> Step | None:
     number = kept.number(said)
     if number < 1:
         return None
+    since = kept.ended_ns or begin_ns
     parts = [
         one for one in kept.held
-        if one.end_ns <= end_ns and (one.step < 0 or said < 0 or one.step <= said)
+        if since <= one.begin_ns and one.end_ns <= end_ns
+        and (one.step < 0 or said < 0 or one.step <= said)
     ]  # fmt: skip
     chosen = set(map(id, parts))
     kept.held = [one for one in kept.held if id(one) not in chosen]
-    since = kept.ended_ns or begin_ns
-    parts = [one for one in parts if one.begin_ns >= since]
     flags = 0 if kept.ended_ns else schema.STEP_FIRST
     begin_ns = min([begin_ns, *(one.begin_ns for one in parts)])
     phases = {one.what for one in parts if one.kind == "phase"}
