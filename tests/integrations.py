@@ -163,6 +163,19 @@ ALL: tuple[Integration, ...] = (
         command=("prometheus", "--version"),
     ),
     Integration(
+        "Telemetry", "OpenTelemetry SDK", "spans, logs and metrics of four processes: the slow "
+        "rank is named", "tests/server/test_otlp_ranks.py::test_the_slow_rank_is_named",
+        "opentelemetry-sdk",
+    ),
+    Integration(
+        "Telemetry", "NVIDIA One Logger", "steps and phases of each rank, by its own exporter",
+        "tests/server/test_otlp_ranks.py::test_the_logger_of_nvidia", "nv-one-logger-otel",
+    ),
+    Integration(
+        "Telemetry", "Perfetto", "downloaded steps: slices, arrows and tracks as the API says",
+        "tests/server/test_timeline_perfetto.py::test_lanes_are_those_of_the_page", "perfetto",
+    ),
+    Integration(
         "Assistants", "Model Context Protocol", "its own client asks, over stdio and HTTP",
         "tests/server/test_mcp.py::test_an_assistant_answers_the_questions_of_a_person", "mcp",
     ),

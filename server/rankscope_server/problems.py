@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
+from collections.abc import Callable
 
 import msgspec
 from fastapi import Request, Response
@@ -32,6 +33,10 @@ class Problem(Exception):
         self.status, self.what, self.field, self.remedy = status, what, field, remedy
         self.retry_after_s = retry_after_s or (RETRY_AFTER_SECONDS if status == 503 else 0.0)
         self.at = at
+
+
+# Paths whose errors have another form: body and content type of one.
+FORMS: dict[str, Callable[[Request, Problem], tuple[bytes, str]]] = {}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -83,12 +88,16 @@ def _new_id() -> str:
 def answer(request: Request, problem: Problem) -> Response:
     """Return a problem as an answer."""
     identity = request_id(request)
-    body = ErrorAnswer(ErrorBody(problem.what, problem.field, problem.remedy, identity, problem.at))
     headers = {"X-Request-Id": identity, "Cache-Control": "no-store"}
     if problem.retry_after_s:
         headers["Retry-After"] = str(math.ceil(problem.retry_after_s))
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    form = FORMS.get(request.url.path)
+    if form is not None:
+        data, media_type = form(request, problem)
+        return Response(data, problem.status, headers, media_type=media_type)
+    body = ErrorAnswer(ErrorBody(problem.what, problem.field, problem.remedy, identity, problem.at))
     return Response(
         msgspec.json.encode(body), problem.status, headers, media_type="application/json"
     )

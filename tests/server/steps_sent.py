@@ -6,6 +6,7 @@ steps its optimizer. Hosts may have clocks of their own.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from rankscope.wire import schema
 from rankscope.wire.chunk import Column, encode_chunk
+from tests.server.conftest import Sender
 
 MS = 1_000_000
 BEGIN_NS = 1_700_000_000 * 10**9
@@ -175,3 +177,63 @@ def chunk(
         time_lo_ns=int(at.min()), time_hi_ns=int(at.max()), step_lo=int(steps.min()),
         step_hi=int(steps.max()), data=encode_chunk(columns),
     )  # fmt: skip
+
+
+def pipeline(sender: Sender, steps: int = 1, slow_step: int = 0, slow_ms: float = 0.0) -> None:
+    """Send steps of three stages and three microbatches, GPipe: 10 ms forward, 20 ms back.
+
+    In the slow step what goes from stage 1 to stage 2 takes longer.
+    """
+    sender.send(*Job(ranks=3, stages=3).records())
+    for step in range(1, steps + 1):
+        begin_ns = BEGIN_NS + (step - 1) * 1_000 * MS
+        calls, free = _exchanged(step, begin_ns, slow_ms if step == slow_step else 0.0)
+        for stage in range(3):
+            blocked = sum(one["blocked_ns"] for one in calls[stage])
+            known = {
+                "step": step, "started_ns": begin_ns, "forward_ns": 30 * MS,
+                "duration_ns": round((free[stage] + 5) * MS), "backward_ns": 60 * MS + blocked,
+                "backward_blocked_ns": blocked, "optimizer_ns": 5 * MS, "microbatches": 3,
+                "num_collectives": len(calls[stage]),
+            }  # fmt: skip
+            columns = {name: np.array([known.get(name, 0)]) for name in schema.STEP_COLUMNS}
+            rows = sorted(calls[stage], key=lambda one: one["arrived_ns"])
+            sender.send(
+                chunks=[
+                    chunk("steps", stage, "node-0", "started_ns", dict(columns)),
+                    call_chunk(stage, "node-0", rows),
+                ]
+            )
+
+
+def _exchanged(
+    step: int, begin_ns: int, slow_ms: float
+) -> tuple[dict[int, list[dict[str, Any]]], list[float]]:
+    """Return what each stage sent and received in a step, and when it was done, ms."""
+    free, calls = [0.0] * 3, defaultdict(list)
+
+    def call(
+        rank: int, word: str, peer: int, at: float, end: float, blocked: float, n: int
+    ) -> None:
+        calls[rank].append({
+            "arrived_ns": begin_ns + round(at * MS), "duration_ns": round((end - at) * MS),
+            "blocked_ns": round(blocked * MS), "sequence": 3 * (step - 1) + n + 1, "step": step,
+            "size_bytes": 4096, "peer_rank": peer, "operation": word, "flags": schema.FLAG_P2P,
+        })  # fmt: skip
+
+    for order, work in (([0, 1, 2], 10.0), ([2, 1, 0], 20.0)):
+        done = np.zeros((3, 3))
+        way = order[1] - order[0]
+        for n in range(3):
+            for stage in order:
+                if 0 <= stage - way < 3:
+                    takes = 1.0 + (slow_ms if (stage, way) == (2, 1) else 0.0)
+                    at, came = free[stage], float(done[stage - way, n]) + takes
+                    free[stage] = max(at, came)
+                    call(stage, "recv", stage - way, at, free[stage], free[stage] - at, n)
+                free[stage] += work
+                done[stage, n] = free[stage]
+                if 0 <= stage + way < 3:
+                    end = free[stage] + (50.0 if slow_ms else 0.5)
+                    call(stage, "send", stage + way, free[stage], end, 0.0, n)
+    return calls, free

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from rankscope_server.alerts import deliver, service, watch
 from rankscope_server.alerts.send import outbound
@@ -337,6 +339,51 @@ def test_pagerduty_opens_and_resolves_one_incident(desk: Desk, receiver: Receive
     assert trigger["payload"]["custom_details"]["next"] == "look at its stacks"
 
 
+def test_opentelemetry_gets_log_records(desk: Desk, receiver: Receiver) -> None:
+    """What the makers' own classes read of it, with headers that are a secret here."""
+    receiver.answer = b"{}"
+    desk.channel(kind="otlp", url=receiver.url, headers="Authorization=Basic%20c2VjcmV0,x-org=7")
+    desk.run()
+    finding = desk.finding()
+    desk.look()
+    desk.change(finding, "recovered")
+    desk.look()
+    desk.look(61)
+    opened, over = receiver.wait(2)
+    assert opened.path == "/v1/logs"
+    assert opened.headers["Authorization"] == "Basic c2VjcmV0"
+    assert opened.headers["x-org"] == "7"
+    requests = [ParseDict(one.json, ExportLogsServiceRequest()) for one in (opened, over)]
+    (resource,) = requests[0].resource_logs
+    about = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert (about["service.name"], about["rankscope.run"]) == ("rankscope", "r")
+    (record,) = resource.scope_logs[0].log_records
+    assert record.body.string_value.startswith("Rank 2 hangs\nWhy: it never entered\nNext: look")
+    assert (record.severity_number, record.severity_text) == (17, "ERROR")
+    assert abs(record.time_unix_nano - desk.now_ns) < 3600 * S
+    said = {one.key: one.value.string_value for one in record.attributes}
+    assert (said["rankscope.event"], said["rankscope.severity"]) == ("opened", "critical")
+    (end,) = requests[1].resource_logs[0].scope_logs[0].log_records
+    assert (end.severity_text, end.body.string_value.split("\n")[0]) == (
+        "INFO", "Recovered: Rank 2 hangs",
+    )  # fmt: skip
+    assert "c2VjcmV0" not in json.dumps(desk.ask("GET", "/channels"))
+
+
+def test_what_opentelemetry_does_not_keep_is_given_up(desk: Desk, receiver: Receiver) -> None:
+    refused = {"rejectedLogRecords": "1", "errorMessage": "too old; Basic abcdefgh"}
+    receiver.answer = json.dumps({"partialSuccess": refused}).encode()
+    desk.channel(kind="otlp", url=f"{receiver.url}/otlp/v1/logs", headers="a=Basic abcdefgh")
+    desk.run()
+    desk.finding()
+    desk.look()
+    receiver.wait(1)
+    (given_up,) = desk.settled(1)
+    assert given_up["state"] == "given_up"
+    assert given_up["note"] == "it was not kept: too old; ***"
+    assert receiver.got[0].path == "/otlp/v1/logs"
+
+
 @pytest.fixture
 def mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MailServer]:
     certificate = make_certificate(tmp_path)
@@ -480,6 +527,9 @@ def test_secrets_stay_where_they_were_sent(desk: Desk) -> None:
           "sender": "a@b.example", "recipients": ["c@d.example"]}, "security"),
         ({"kind": "email", "host": "m", "sender": "a@b\r\nTo: x", "recipients": ["c@d"]}, "sender"),
         ({"kind": "email", "host": "m", "sender": "a@b", "recipients": []}, "recipients"),
+        ({"kind": "otlp"}, "url"),
+        ({"kind": "otlp", "url": "http://x.example", "headers": "no header"}, "headers"),
+        ({"kind": "otlp", "url": "http://x.example", "headers": "a b=c"}, "headers"),
         ({"kind": "pigeon"}, "kind"),
         ({"kind": "slack", "url": "http://x.example/", "chanel": "x"}, ""),
     ],

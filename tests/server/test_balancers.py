@@ -89,6 +89,14 @@ def test_the_event_stream_may_miss_a_heartbeat() -> None:
     assert all(int(limit) > 2 * Settings().heartbeat_seconds for limit in limits)
 
 
+def test_spans_reach_the_server_that_is_up(site: Site) -> None:
+    """They go by address, whichever server that means, and to the other one where it is down."""
+    with site.client() as client:
+        for path in ("/v1/logs", "/rankscope/v1/logs"):
+            reply = client.post(path, json={"resourceLogs": []})
+            assert (reply.status_code, reply.json()) == (200, {}), path
+
+
 @pytest.mark.needs("haproxy")
 def test_what_collectors_send_goes_to_gateways(start_server: Start, tmp_path: Path) -> None:
     gateway, web = (
@@ -108,10 +116,14 @@ def test_what_collectors_send_goes_to_gateways(start_server: Start, tmp_path: Pa
             "the gateway is found ready",
         )
         assert client.post("/api/v1/clock").status_code == 200
+        line = {"body": {"stringValue": "x"}}
+        named = {"key": "service.name", "value": {"stringValue": "spans"}}
+        logs = {"resource": {"attributes": [named]}, "scopeLogs": [{"logRecords": [line]}]}
+        assert client.post("/v1/logs", json={"resourceLogs": [logs]}).json() == {}
         trace = client.put("/api/v1/runs/run/commands/7/ranks/0/trace", content=b"x")
         assert trace.status_code != 503
         assert client.get("/api/v1/runs").json()["total"] == 0  # which the web server answers
-    assert httpx.get(f"{gateway.url}/api/v1/runs", headers=AUTHORIZED).json()["total"] == 1
+    assert httpx.get(f"{gateway.url}/api/v1/runs", headers=AUTHORIZED).json()["total"] == 2
 
 
 def test_a_prefix_of_the_path_is_enough(site: Site) -> None:

@@ -6,13 +6,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import sqlalchemy as sa
 
 from rankscope.wire.schema import HELD_HEADER
 from rankscope_server.api.app import create_app
+from rankscope_server.batch_log.interface import Appended
 from rankscope_server.batch_log.partitions import assign, lease_of, partition_of
+from rankscope_server.otlp import taking
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.leases import Held, LeaseLostError
@@ -91,6 +94,37 @@ def test_without_most_servers_batches_are_put_off_and_reading_goes_on(
     wait_until(lambda: client.post("/api/v1/ingest", content=body).status_code == 200)
     wait_stored(sender)
     assert sender.get("/logs")["total"] == 3
+
+
+def sent_by_opentelemetry(client: TestClient, text: str) -> Any:
+    """Send a line by OpenTelemetry's protocol, which knows no watermark."""
+    about = [{"key": "rankscope.run", "value": {"stringValue": "run"}}]
+    records = [{"timeUnixNano": "1790000000000000000", "body": {"stringValue": text}}]
+    resource = {"resource": {"attributes": about}, "scopeLogs": [{"logRecords": records}]}
+    return client.post("/v1/logs", json={"resourceLogs": [resource]})
+
+
+@pytest.mark.needs("postgres")
+def test_what_opentelemetry_sends_is_answered_when_it_is_stored(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exporter forgets what was answered: the log alone is not enough."""
+    sender = Sender(client)
+    for number in range(3):
+        assert sent_by_opentelemetry(client, f"line {number}").status_code == 200
+        assert sender.get("/logs")["total"] == number + 1
+    service = client.app.state.service  # type: ignore[attr-defined]
+    monkeypatch.setattr(taking, "_DURABLE_SECONDS", 0.2)
+    with monkeypatch.context() as patch:  # what is accepted, and lost before any worker reads it
+        appended = Appended(duplicate=False, is_durable=False)
+        patch.setattr(type(service.log), "append", AsyncMock(return_value=appended))
+        reply = sent_by_opentelemetry(client, "lost")
+        assert (reply.status_code, reply.json()["code"]) == (503, 14)
+        assert int(reply.headers["Retry-After"]) > 0
+    wait_until(lambda: sent_by_opentelemetry(client, "lost").status_code == 200)
+    assert sent_by_opentelemetry(client, "lost").status_code == 200
+    assert sender.get("/logs")["total"] == 4
+    assert sender.get("")["coverage"]["missing_batches"] == 0
 
 
 @pytest.mark.needs("postgres")

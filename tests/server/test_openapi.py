@@ -26,9 +26,10 @@ from tests.server.seed import seed_with
 BASE = "http://127.0.0.1:8787"
 CHECKS = (content_type_conformance, response_schema_conformance, status_code_conformance)
 ENDLESS = "GET /api/v1/stream"
+OF_OPENTELEMETRY = {f"POST /v1/{signal}" for signal in ("traces", "logs", "metrics")}
 
 
-@schemathesis.serializer("application/msgpack", "application/gzip")
+@schemathesis.serializer("application/msgpack", "application/gzip", "application/x-protobuf")
 def as_it_is(context: Any, value: Any) -> Any:
     return value
 
@@ -92,6 +93,9 @@ def test_answers_are_as_declared(
         )  # fmt: skip
         case.validate_response(reply, checks=CHECKS)
         if reply.status_code in (400, 422):
+            if label in OF_OPENTELEMETRY:  # its errors have a form of their own
+                assert b"not a request to export" in reply.content
+                return
             failed = reply.json()["error"]
             assert failed["field"], failed
             assert failed["remedy"], failed

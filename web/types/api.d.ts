@@ -211,7 +211,7 @@ export interface Cell {
 export interface ChannelRow {
   id: number;
   name: string;
-  kind: 'email' | 'pagerduty' | 'slack' | 'webhook';
+  kind: 'email' | 'otlp' | 'pagerduty' | 'slack' | 'webhook';
   place: string;
   target: Record<string, unknown>;
   quiet: QuietHours | null;

@@ -94,6 +94,8 @@ DATA_LOADER = "data loader"  # an event: how a rank loads its data
 LOSS_SCALE = "loss scale"  # an event: by what the loss of each pass of a step is divided
 OPTIMIZER_USED = "optimizer"  # an event: what the optimizer is, and which rate the command gives
 TRACKER = "tracker"  # an event: a rank logs to a run of an experiment tracker, see wire/trackers.py
+SPANS = "OpenTelemetry"  # the source of what a server made of spans
+OPEN_SPANS = "open spans"  # an event of a server: spans of OpenTelemetry whose step is open
 # Events that hold until the next one of their kind: an analysis that begins anew needs them all.
 LASTING_EVENTS = frozenset({
     COMMAND_ENDED, RECORDING, REGROUPED, THINNING_CHANGED, DATA_LOADER, LOSS_SCALE,

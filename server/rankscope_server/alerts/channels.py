@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -61,9 +61,17 @@ class Email(Target, tag="email", frozen=True, kw_only=True):
     recipients: Annotated[list[Mail], msgspec.Meta(min_length=1, max_length=50)]
 
 
-AnyTarget: TypeAlias = Webhook | Slack | PagerDuty | Email
+class Otlp(Target, tag="otlp", frozen=True, kw_only=True):
+    """Logs of OpenTelemetry: a record for each message, to any collector or store of them."""
+
+    url: Url
+    headers: Annotated[str, msgspec.Meta(max_length=2_048, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+
+
+AnyTarget: TypeAlias = Webhook | Slack | PagerDuty | Email | Otlp
 KINDS: dict[str, type[AnyTarget]] = {
     "webhook": Webhook, "slack": Slack, "pagerduty": PagerDuty, "email": Email,
+    "otlp": Otlp,
 }  # fmt: skip
 # The address of a webhook or of Slack is a password: who has it can send.
 SECRETS: dict[type[AnyTarget], tuple[str, ...]] = {
@@ -71,14 +79,16 @@ SECRETS: dict[type[AnyTarget], tuple[str, ...]] = {
     Slack: ("url",),
     PagerDuty: ("routing_key",),
     Email: ("password",),
+    Otlp: ("headers",),
 }
-_OPTIONAL = frozenset({"password"})  # not each mail server wants one
+_OPTIONAL = frozenset({"password", "headers"})  # not each mail server or collector wants one
 # Where a secret is sent to: who changes this must know the secret.
 _PLACES: dict[type[AnyTarget], tuple[str, ...]] = {
     Webhook: (),
     Slack: (),
     PagerDuty: ("url",),
     Email: ("host", "port", "security", "user"),
+    Otlp: ("url",),
 }
 
 
@@ -136,7 +146,26 @@ def check(target: AnyTarget) -> None:
                 "use starttls or tls, or leave the password out",
             )  # fmt: skip
         return
+    if isinstance(target, Otlp):
+        try:
+            headers_of(target.headers)
+        except ValueError as error:
+            raise RefusedError(
+                "target.headers", str(error), "write them as in OTEL_EXPORTER_OTLP_HEADERS"
+            ) from error
     _check_url(target.url)
+
+
+def headers_of(text: str) -> dict[str, str]:
+    """Return headers that are given as in OTEL_EXPORTER_OTLP_HEADERS. Raises ValueError."""
+    found = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        name, equals, value = (unquote(word.strip()) for word in part.partition("="))
+        is_name = name.replace("-", "").replace("_", "").isalnum() and name.isascii()
+        if not equals or not is_name or not value.isascii() or not value.isprintable():
+            raise ValueError("headers are not like Name=value,Other=value")
+        found[name] = value
+    return found
 
 
 def _check_url(url: str) -> None:
@@ -195,7 +224,9 @@ def place_of(target: AnyTarget) -> str:
 def secrets_of(target: AnyTarget) -> tuple[str, ...]:
     """Return every text that must not be in a message of an error, the longest first."""
     found = {str(getattr(target, name)) for name in SECRETS[type(target)]}
-    if not isinstance(target, Email):
+    if isinstance(target, Otlp):
+        found |= set(headers_of(target.headers).values())
+    elif not isinstance(target, Email):
         found |= secrets_of_url(target.url)
     return tuple(sorted((text for text in found if len(text) > 3), key=len, reverse=True))
 

@@ -33,7 +33,7 @@ from rankscope_server.verdict.coverage import (
     status_of,
 )
 from rankscope_server.verdict.grouping import group_findings
-from rankscope_server.verdict.recorded import as_recorded, recorded_notes
+from rankscope_server.verdict.recorded import as_of_spans, as_recorded, recorded_notes
 from rankscope_server.verdict.verdict import answer_of, verdict_of
 
 _MAX_ATTEMPTS = 32  # the newest are kept; findings of older ones are the store's
@@ -207,7 +207,10 @@ class RunState:
             attempt.results = []
             for detector in DETECTORS:
                 result = detector.look(window)
-                result = as_recorded(result) if attempt.facts.is_recording else result
+                if attempt.facts.is_recording:
+                    result = as_recorded(result)
+                elif attempt.is_of_spans:
+                    result = as_of_spans(result)
                 attempt.results.append(result)
                 findings = result.findings
                 if not _is_over(attempt):

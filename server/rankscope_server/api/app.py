@@ -31,6 +31,7 @@ from rankscope_server.api.hang import routes as hang
 from rankscope_server.api.logs import routes as logs
 from rankscope_server.api.machines import routes as machines
 from rankscope_server.api.operations import routes as operations
+from rankscope_server.api.otlp import routes as otlp
 from rankscope_server.api.overview import routes as overview
 from rankscope_server.api.parallelism import routes as parallelism
 from rankscope_server.api.pictures import routes as pictures
@@ -62,6 +63,7 @@ ROUTERS = (
     operations.router,
     operations.metrics_router,
     ingest.router,
+    otlp.router,
     preflight.router,
     *(
         part.router

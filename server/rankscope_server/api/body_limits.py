@@ -18,6 +18,7 @@ LEAST_BYTES_PER_SECOND = 64 << 10  # beyond the first pause: half a megabit per 
 RETRY_AFTER_S = 1.0
 _VITALS_BYTES = 4 << 20  # more of all bodies, for what goes past bulk
 _INGEST = "/api/v1/ingest"
+_SENDING = frozenset({_INGEST, "/v1/traces", "/v1/logs", "/v1/metrics"})
 _NOT_KEPT = "/api/v1/net/blob"  # its bytes are forgotten as they come
 
 
@@ -56,7 +57,7 @@ class BodyLimits:
     def _note(self, request: Request, by_quota: bool) -> None:
         """Let the analysis know that a batch was put off: its ranks are not silent."""
         service = getattr(request.scope["app"].state, "service", None)
-        if service is not None and request.url.path == _INGEST:
+        if service is not None and request.url.path in _SENDING:
             service.intake.put_off(by_quota=by_quota)
 
     @property

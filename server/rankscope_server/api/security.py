@@ -127,7 +127,7 @@ def principal_of(request: Request) -> Principal | None:
 async def _principal(request: Request) -> Principal | None:
     """Return who sends a request, None on paths that are open to all. Raises Problem 401, 429."""
     path = request.url.path
-    if not (path.startswith("/api/") or path == "/metrics") or path in _OPEN_PATHS:
+    if not (path.startswith(("/api/", "/v1/")) or path == "/metrics") or path in _OPEN_PATHS:
         return None
     service: Service = request.scope["app"].state.service
     is_open = service.door.is_open

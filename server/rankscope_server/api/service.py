@@ -27,6 +27,7 @@ from rankscope_server.batch_log.partitions import LeasesOfRuns, Share
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.intake import Intake
 from rankscope_server.limits import Buckets
+from rankscope_server.otlp.taking import Taking
 from rankscope_server.preflight.dialling import Dialler
 from rankscope_server.preflight.hub import Hub
 from rankscope_server.preflight.targets import Policy
@@ -65,6 +66,10 @@ class Service:
     blobs: Blobs
     begun: Buckets = field(default_factory=Buckets)  # sign-ins with the issuer, by address
     event_quota: Quota = field(default_factory=lambda: Quota("events"))
+    otlp: Taking = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.otlp = Taking(self.reader, self.log)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

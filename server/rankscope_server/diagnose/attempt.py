@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.wire.chunk import RANK, Column, begins_of
 from rankscope.wire.schema import (
+    SPANS,
     AnyRecord,
     Chunk,
     ClockOffset,
@@ -323,6 +324,16 @@ class AttemptState:
         self.before.update((finding.key, finding) for finding in findings)
 
     # --- reading -----------------------------------------------------------------------------
+
+    @property
+    def is_of_spans(self) -> bool:
+        """Return whether all that is known of its ranks are spans, which are sent at their end."""
+        ranks = self.ranks.values()
+        return (
+            bool(ranks)
+            and not self.states
+            and all(rank.sources.get("steps") == SPANS for rank in ranks)
+        )
 
     @property
     def errors(self) -> list[ErrorRaised]:

@@ -19,12 +19,13 @@ def collective_columns(count: int, unknown: int = -1) -> dict[str, Column]:
 
 
 def chunk_of(
-    kind: schema.ChunkKind, rank: int, columns: dict[str, Column], host: str = ""
-) -> schema.Chunk:
+    kind: schema.ChunkKind, rank: int, columns: dict[str, Column], host: str = "",
+    attempt: int = 0,
+) -> schema.Chunk:  # fmt: skip
     """Return a chunk with these columns."""
     times, steps = np.asarray(columns[_TIMES[kind]]), np.asarray(columns["step"])
     return schema.Chunk(
-        kind=kind, attempt=0, rank=rank, host=host, count=len(times),
+        kind=kind, attempt=attempt, rank=rank, host=host, count=len(times),
         time_lo_ns=int(times.min()), time_hi_ns=int(times.max()), data=encode_chunk(columns),
         step_lo=int(steps.min()), step_hi=int(steps.max()),
     )  # fmt: skip

@@ -203,8 +203,12 @@ def _metrics(sink: _Sink, record: schema.Metrics) -> None:
 def _event(sink: _Sink, record: schema.Event) -> None:
     fields = json.dumps(record.fields)
     sink.row(tables.event, record, name=record.name, step=record.step, fields=fields)
-    _line(sink, record, logging.INFO, "event", "rankscope", record.name, record.step, record.fields)
     sink.changed.add("events")
+    if record.name != schema.OPEN_SPANS:  # what is in it becomes steps, or lines
+        _line(
+            sink, record, logging.INFO, "event", "rankscope", record.name, record.step,
+            record.fields,
+        )  # fmt: skip
 
 
 def _stacks(sink: _Sink, record: schema.Stacks) -> None:

@@ -1,4 +1,4 @@
-"""What is said differently of a run that was recorded without the agent: it is over."""
+"""What is said differently of a run without the agent: a recording, or one that sends spans."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ _REASONS = {  # said of a run that continues, and of a recording
 }
 
 
+_OF_SPANS = {  # words of a reason, and the remedy
+    "whose waits are known": "make a span of each collective (all_reduce, barrier, ...): without "
+    "them it is not known what a rank waits for others",
+    "no collectives are recorded": "make a span of each collective (all_reduce, barrier, ...)",
+    "no rank has said yet where it is": "attach the agent (rankscope run): a span is sent when it "
+    "ends, so where a rank is stuck is not known",
+}
+
+
 def as_recorded(result: DetectorResult) -> DetectorResult:
     """Return a result without advice to wait: nothing more will come of a recording."""
     status = result.status
@@ -36,6 +45,15 @@ def as_recorded(result: DetectorResult) -> DetectorResult:
     return dataclasses.replace(
         result, status=dataclasses.replace(status, reason=reason, remedy=remedy)
     )
+
+
+def as_of_spans(result: DetectorResult) -> DetectorResult:
+    """Return a result with what the program of a rank can do, where it sends spans."""
+    status = result.status
+    for words, remedy in _OF_SPANS.items():
+        if status.state == "skipped" and words in status.reason:
+            return dataclasses.replace(result, status=dataclasses.replace(status, remedy=remedy))
+    return result
 
 
 def recorded_notes(attempt: AttemptState) -> tuple[str, ...]:

@@ -126,7 +126,9 @@ def answer_of(
         )
     if steps < policy.min_steps:
         return _too_few(attempt, steps, detail, policy)
-    core = _CORE - {"hang"} if attempt.facts.is_recording else _CORE  # its steps have all ended
+    # Steps of a recording have all ended, and a rank that hangs sends no spans: it is silent.
+    ended_only = attempt.facts.is_recording or attempt.is_of_spans
+    core = _CORE - {"hang"} if ended_only else _CORE
     unknown = [f"{one.name}: {one.reason}" for one in skipped if one.name in core]
     unknown += [gap.text for gap in attempt.gaps if gap.share > policy.healthy_missing_share]
     unknown += [text for result in attempt.results for text in result.not_known]

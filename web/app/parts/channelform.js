@@ -18,6 +18,10 @@ const PARTS = {
     { name: 'routing_key', label: 'Routing key', secret: true, type: 'password' },
     { name: 'url', label: 'Address', size: 36, hint: 'events.pagerduty.com/v2/enqueue' },
   ],
+  otlp: [
+    { name: 'url', label: 'Address', size: 36, hint: 'http://collector:4318' },
+    { name: 'headers', label: 'Headers, Name=value by commas', secret: true, type: 'password', size: 28 },
+  ],
   email: [
     { name: 'recipients', label: 'Recipients, by commas', size: 32 },
     { name: 'sender', label: 'Sender' },
@@ -32,6 +36,7 @@ const KINDS = [
   ['slack', 'Slack or the like'],
   ['email', 'Mail'],
   ['pagerduty', 'PagerDuty or the like'],
+  ['otlp', 'Logs of OpenTelemetry'],
 ];
 
 /** @param {{channel: ChannelRow | null, save: (body: object) => void, cancel: () => void}} props */

@@ -8,6 +8,7 @@ from typing import Any
 from rankscope_server.alerts.channels import (
     AnyTarget,
     Email,
+    Otlp,
     PagerDuty,
     Slack,
     Webhook,
@@ -15,6 +16,7 @@ from rankscope_server.alerts.channels import (
 )
 from rankscope_server.alerts.message import Message
 from rankscope_server.alerts.send.email import send_email
+from rankscope_server.alerts.send.otlp import send_otlp
 from rankscope_server.alerts.send.outbound import DeliveryError, Outbound, redacted
 from rankscope_server.alerts.send.pagerduty import send_pagerduty
 from rankscope_server.alerts.send.slack import send_slack
@@ -25,6 +27,7 @@ _SENDERS: dict[type[AnyTarget], Callable[[Any, Message, Outbound], None]] = {
     Slack: send_slack,
     PagerDuty: send_pagerduty,
     Email: send_email,
+    Otlp: send_otlp,
 }
 
 

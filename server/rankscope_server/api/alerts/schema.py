@@ -71,7 +71,7 @@ class ChannelRow(Schema, frozen=True):
 
     id: int
     name: str
-    kind: Literal["webhook", "slack", "pagerduty", "email"]
+    kind: Literal["webhook", "slack", "pagerduty", "email", "otlp"]
     place: str
     target: dict[str, Any]
     quiet: QuietHours | None

@@ -2,8 +2,8 @@
 
 A process is a rank; its first thread is what the rank did, the others are its operations, as many
 as are under way at a time. Arrows lead from a send to its receive, and from the rank that came
-last to a collective to all others. Each step is read, written and forgotten, so that memory does
-not grow with the range.
+last to a collective to all others: to the part of their operations since then, a slice inside.
+Each step is read, written and forgotten, so that memory does not grow with the range.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.wire.schema import P2P_OPERATIONS
+from rankscope.wire.schema import MAX_RANK, P2P_OPERATIONS
 from rankscope_server.api.timeline.calls import Matched, match
 from rankscope_server.api.timeline.path import critical_path
 from rankscope_server.api.timeline.queries import sizes_of, span_of
@@ -25,6 +25,7 @@ from rankscope_server.api.timeline.slices import lane_of, own_parts
 
 MAX_STEPS = 100
 _STEP_THREAD, _PATH_PROCESS = 0, -1
+_PATH_PID, _MAX_THREADS = MAX_RANK + 1, 1_000
 _encode = msgspec.json.Encoder().encode
 _Event = dict[str, Any]
 
@@ -40,7 +41,7 @@ class _Trace:
 
     def us(self, ns: int) -> float:
         """Return a time of the trace."""
-        return (ns - self.origin_ns) / 1e3
+        return _us(ns - self.origin_ns)
 
     def flow(self) -> int:
         """Return the number of a new arrow."""
@@ -165,18 +166,28 @@ def _arrows(trace: _Trace, matched: Matched, threads: dict[int, int]) -> list[_E
 def _arrow(
     trace: _Trace, matched: Matched, threads: dict[int, int], name: str, source: int, target: int
 ) -> list[_Event]:
+    """Return an arrow to the part of an operation that began when the other one was there.
+
+    Perfetto leads arrows from the slice that began earlier to the one that began later: of an
+    operation that waited, only this part began after what it waited for.
+    """
     calls, ended = matched.calls, matched.ended_ns
     number = trace.flow()
-    begin = int(matched.arrived_ns[source])
-    end = min(max(begin, int(matched.arrived_ns[target])), int(ended[target]))
+    begin, limit = int(matched.arrived_ns[source]), int(ended[target])
+    end = min(max(begin + 1, int(matched.arrived_ns[target])), limit)
+    found: list[_Event] = []
+    if int(matched.arrived_ns[target]) < end < limit:
+        where = _thread(int(calls.rank[target]), threads[target])
+        part = _complete(trace, "transfer", "transfer", end, limit, where)
+        found.append({**part, "args": _about(matched, target)})
     ends: tuple[tuple[str, int, int, dict[str, str]], ...] = (
         ("s", source, begin, {}),
         ("f", target, end, {"bp": "e"}),
     )
-    return [
+    return found + [
         {
             "name": name, "cat": "wait", "ph": phase, "id": number, "ts": trace.us(at),
-            "pid": int(calls.rank[call]), "tid": threads[call], **more,
+            **_thread(int(calls.rank[call]), threads[call]), **more,
         }
         for phase, call, at, more in ends
     ]  # fmt: skip
@@ -203,10 +214,17 @@ def _slice(
     # Steps end by a float, and begin by a clock: those of a thread must not overlap by a rounding.
     begin_ns = max(begin_ns, trace.until_ns.get((process, thread), begin_ns))
     trace.until_ns[process, thread] = max(begin_ns, end_ns)
+    category = "step" if thread == _STEP_THREAD else "operation"
+    where = _thread(process, thread)
+    return {**_complete(trace, name, category, begin_ns, end_ns, where), "args": args}
+
+
+def _complete(
+    trace: _Trace, name: str, category: str, begin_ns: int, end_ns: int, where: dict[str, int]
+) -> _Event:
     return {
-        "name": name, "cat": "step" if thread == _STEP_THREAD else "operation", "ph": "X",
-        "ts": trace.us(begin_ns), "dur": max(end_ns - begin_ns, 0) / 1e3, "pid": process,
-        "tid": thread, "args": args,
+        "name": name, "cat": category, "ph": "X", "ts": trace.us(begin_ns),
+        "dur": _us(max(end_ns - begin_ns, 0)), **where,
     }  # fmt: skip
 
 
@@ -225,9 +243,20 @@ def _names(trace: _Trace, recorded: Recorded, process: int, thread: int) -> list
     if (process, thread) not in trace.named:
         trace.named.add((process, thread))
         name = "step" if thread == _STEP_THREAD else f"operations {thread}"
-        found.append({**_named(process, "thread_name", name=name), "tid": thread})
+        found.append(_named(process, "thread_name", thread, name=name))
     return found
 
 
-def _named(process: int, what: str, **args: Any) -> _Event:
-    return {"name": what, "ph": "M", "pid": process, "tid": 0, "args": args}
+def _named(process: int, what: str, thread: int = _STEP_THREAD, **args: Any) -> _Event:
+    return {"name": what, "ph": "M", **_thread(process, thread), "args": args}
+
+
+def _thread(process: int, thread: int) -> dict[str, int]:
+    """Return the numbers of a thread: viewers take 0 for no process, and the main one's for it."""
+    pid = process + 1 if process >= 0 else _PATH_PID
+    return {"pid": pid, "tid": pid if thread == _STEP_THREAD else pid * _MAX_THREADS + thread}
+
+
+def _us(ns: int) -> float:
+    """Return microseconds, of which a reader that cuts off gets the same nanoseconds again."""
+    return round(ns / 1e3 + 1e-4, 4)
