@@ -33,7 +33,7 @@ from tests.scenarios.conftest import processes_of
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "tutorials"
 PORTS = ("8787", "29500", "9000")
-WAIT_SECONDS = 300.0
+WAIT_SECONDS = 180.0
 BLOCK_SECONDS = 600.0
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
 _CODE = re.compile(r"# exit code (\d+)")
