@@ -37,7 +37,8 @@ WAIT_SECONDS = 180.0
 BLOCK_SECONDS = 600.0
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
 _CODE = re.compile(r"# exit code (\d+)")
-_SHOWN = re.compile(r"…|(?<!\w)[Rr]anks? \d+|\d+(?:[.,:]\d+)*|[^\d…]")
+_NUMBER = r"\d+(?:[.,:]\d+)*"
+_SHOWN = re.compile(rf"…|(?<!\w)[Rr]anks? \d+|{_NUMBER}|[^\d…]")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
@@ -59,8 +60,12 @@ def is_shown(line: str, printed: str) -> bool:
     """Return whether a line of the page is within a line that was printed."""
     pattern = ""
     for part in _SHOWN.findall(" ".join(line.split())):
-        is_number = part[0].isdigit()
-        pattern += ".*" if part == "…" else r"\d+(?:[.,:]\d+)*" if is_number else re.escape(part)
+        if part == "…":
+            pattern += ".*"
+        elif part[0].isdigit():
+            pattern += _NUMBER
+        else:
+            pattern += re.escape(part) + (r"(?!\d)" if part[-1].isdigit() else "")
     lines = (" ".join(one.split()) for one in _COLOUR.sub("", printed).splitlines())
     return any(re.search(pattern, one) for one in lines)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.scenarios import slurm
 from tests.tutorials import PAGES, Session, is_shown
 
-LINE = "Rank 1 on node-a is slower than its 3 peers since step 129: 3.5 ms a step"
+LINE = "Rank 1 on node-a is slower than its 3 peers since step 129: rank 12 waits 3.5 ms"
 
 
 @pytest.mark.multiproc
@@ -36,5 +36,5 @@ def _type(folder: Path, page: str, **variables: str) -> None:
 def test_what_is_shown_may_differ_in_numbers_and_where_it_says_so_alone() -> None:
     for line in ("Rank 1 on node-a is slower than its 4 peers since step 7", "Rank 1 … 1,250.0 ms"):
         assert is_shown(line, f"before\nrankscope: \x1b[1m{LINE}\x1b[0m\nafter"), line
-    for line in ("Rank 2 on …", "Rank 11 on …", "… faster", "Rank 1 on node-b", "before … after"):
+    for line in ("Rank 2 on …", "Rank 11 on …", "… faster", "Rank 1 on node-b", "Rank 1 … rank 1"):
         assert not is_shown(line, f"before\n{LINE}\nafter"), line
