@@ -20,8 +20,8 @@ from rankscope.wire.metric_names import METRICS
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"),
-                    *ROOT.glob("agent/rankscope/cli/*.md")])  # fmt: skip
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md"),
+                    *ROOT.glob("*/README.md"), *ROOT.glob("agent/rankscope/cli/*.md")])  # fmt: skip
 LOCAL_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 ANCHOR_LINK = re.compile(r"\]\((?!https?://)([^)#]*)#([^)]+)\)")
 SOURCE_PATH = re.compile(

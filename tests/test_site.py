@@ -37,6 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_document_is_a_page_that_fetches_nothing_from_elsewhere(site: Path) -> None:
+    assert len(list(site.glob("tutorials/*.html"))) == len(list(ROOT.glob("docs/tutorials/*.md")))
     for document in (*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")):
         folder = site if document.parent.name == "docs" else site / "project"
         name = document.stem if document.stem != "README" else "index"

@@ -21,6 +21,7 @@ Mail: TypeAlias = Annotated[str, msgspec.Meta(max_length=254, pattern=r"^[^@\s<>
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 _LEAST_WORD = 8  # characters of a part of an address that may be a secret
 LEAST_KEY = 16  # characters that a signing key must have
+_MAKE_KEY = "make one: openssl rand -hex 32"
 
 
 class Target(
@@ -133,11 +134,12 @@ def check(target: AnyTarget) -> None:
     """Raise RefusedError where something is missing or cannot be."""
     for name in SECRETS[type(target)]:
         if not getattr(target, name) and name not in _OPTIONAL:
-            raise RefusedError(f"target.{name}", f"{name} is missing", f"give {name}")
+            remedy = _MAKE_KEY if name == "signing_key" else f"give {name}"
+            raise RefusedError(f"target.{name}", f"{name} is missing", remedy)
     if isinstance(target, Webhook) and len(target.signing_key) < LEAST_KEY:
         raise RefusedError(
             "target.signing_key", f"a key of less than {LEAST_KEY} characters can be guessed",
-            "make one: openssl rand -hex 32",
+            _MAKE_KEY,
         )  # fmt: skip
     if isinstance(target, Email):
         if target.password and target.security == "none" and not _is_here(target.host):

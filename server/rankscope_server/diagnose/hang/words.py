@@ -173,7 +173,7 @@ def _next(window: Window, case: HangCase) -> str:
         hosts = ", ".join(window.hosts(case.operation.members)[:4])
         return f"Look at the network between {hosts or 'the members'}, then restart"
     if case.is_cycle:
-        return "Compare the order of their calls in the stacks below, then fix the order"
+        return "Compare the order of their calls in their stacks, then fix the order"
     root = case.roots[0]
     if window.facts.is_recording:
         return _next_of_recorded(window, case.roots)
@@ -182,7 +182,7 @@ def _next(window: Window, case: HangCase) -> str:
         return f"See how rank {root} ended, then restart"
     if root in case.silent:
         return f"See whether {host or 'its node'} is up and its collector runs"
-    stack = "its stack below" if root in window.stacks else f"the stack of rank {root}"
+    stack = f"the stack of rank {root}"
     if _is_in_loader(window, root):
         return f"Read {stack}: it waits for its data loader; look at the loader's workers and disk"
     without = f" without {host}" if len(window.hosts(tuple(window.ranks))) > 1 and host else ""
