@@ -162,6 +162,18 @@ def test_ranks_that_profiled_other_steps_are_matched_where_they_meet(tmp_path: P
     assert steps == [set(range(3, 25))] * RANKS
 
 
+def test_steps_of_a_profile_that_counts_from_zero_count_from_one(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        write(tmp_path, rank, events_of(rank, {}, is_device=False, steps=range(4)))
+    found = read_recordings([tmp_path]).found
+    kinds = {chunk.kind for chunk in found.chunks}
+    numbers = {kind: set[int]() for kind in kinds & {"steps", "collectives"}}
+    for chunk in found.chunks:
+        if chunk.kind in numbers:
+            numbers[chunk.kind] |= set(decode_chunk(chunk.data)["step"].tolist())
+    assert numbers == {"steps": {1, 2, 3, 4}, "collectives": {1, 2, 3, 4}}
+
+
 def test_a_trace_that_lost_events_is_no_desync(tmp_path: Path) -> None:
     for rank in range(RANKS):
         events = events_of(rank, {}, is_device=True, steps=range(STEPS))

@@ -55,8 +55,9 @@ def import_traces(traces: Mapping[int, RankTrace]) -> Imported:
             "step() of the profiler or of an optimizer"
         )
     groups = _groups(traces)
+    shift = int(0 in steps)  # a profile without a schedule begins at 0, the tables at 1
     ranks = {
-        rank: _Rank(trace, {number: span for number, span in trace.steps if number in steps})
+        rank: _Rank(trace, {n + shift: span for n, span in trace.steps if n in steps})
         for rank, trace in sorted(traces.items())
     }
     for rank_trace in ranks.values():
