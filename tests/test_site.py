@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT
-
+ROOT = Path(__file__).parents[1]
 # whatever the browser fetches by itself
 FETCHED = re.compile(
     r"""<(?:script|link|img|iframe|source)[^>]*?(?:src|href)="((?:https?:)?//[^"]*)"""

@@ -93,11 +93,13 @@ def test_the_file_of_the_documents_is_taken_as_it_is(
     (text,) = re.findall(r"```toml\n(.*?)```", document, re.S)
     path = tmp_path / "alerts.toml"
     path.write_text(text)
+    values = {"LOGS_HEADERS": "Authorization=Basic%20abc"}
     for name in re.findall(r"\$\{(\w+)\}", text):
-        monkeypatch.setenv(name, "https://hooks.example/abc/0123456789abcdef")
+        value = values.get(name, "https://hooks.example/abc/0123456789abcdef")
+        monkeypatch.setenv(name, value)
     assert cli.main(["alerts", "apply", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["channel"] * 4 + ["rule"] * 3
+    assert [line.partition(" ")[0] for line in lines] == ["channel"] * 5 + ["rule"] * 3
 
 
 def test_a_test_that_does_not_arrive_says_why_and_ends_with_1(

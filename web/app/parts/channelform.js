@@ -19,7 +19,7 @@ const PARTS = {
     { name: 'url', label: 'Address', size: 36, hint: 'events.pagerduty.com/v2/enqueue' },
   ],
   otlp: [
-    { name: 'url', label: 'Address', size: 36, hint: 'http://collector:4318' },
+    { name: 'url', label: 'Address', size: 36, hint: 'collector:4318, of OTLP over HTTP' },
     { name: 'headers', label: 'Headers, Name=value by commas', secret: true, type: 'password', size: 28 },
   ],
   email: [
