@@ -6,7 +6,7 @@ lock: a slot's `number` is written last and is the commit mark. Times are `time.
 common to all processes of a host; the header carries a (monotonic, wall) pair to convert them.
 
 The writer holds a shared `flock` on the file for as long as it, or a process that it forked, lives:
-so a reader in another pid namespace, which cannot see the process, can tell whether it is gone.
+so a reader in another pid namespace, which cannot see the process, knows whether it is gone.
 """
 
 from __future__ import annotations

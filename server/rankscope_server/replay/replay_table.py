@@ -74,7 +74,7 @@ class ReplayTable:
         self, kind: str, columns: Array, steps: StepTable, also: Hashable,
         make: Callable[[Array], T],
     ) -> tuple[Array, T]:  # fmt: skip
-        """Return what is made of columns of the step table, and of which; `also` tells them apart.
+        """Return what is made of columns of the step table, and of which; `also` distinguishes them.
 
         Of these columns; while they wait for `catch_up`, of those of the call before.
         """
