@@ -74,7 +74,7 @@ class ReplayTable:
         self, kind: str, columns: Array, steps: StepTable, also: Hashable,
         make: Callable[[Array], T],
     ) -> tuple[Array, T]:  # fmt: skip
-        """Return what is made of columns of the step table, and of which; `also` distinguishes them.
+        """Return which columns of the step table were read, and what was made; `also` parts results.
 
         Of these columns; while they wait for `catch_up`, of those of the call before.
         """
