@@ -74,9 +74,10 @@ class ReplayTable:
         self, kind: str, columns: Array, steps: StepTable, also: Hashable,
         make: Callable[[Array], T],
     ) -> tuple[Array, T]:  # fmt: skip
-        """Return which columns of the step table were read, and what was made; `also` parts results.
+        """Return the columns of the step table that were read, and what was made of them.
 
-        Of these columns; while they wait for `catch_up`, of those of the call before.
+        These columns, or the ones of the call before while they wait for `catch_up`. `also` is what
+        else it rests on.
         """
         numbers, before = steps.steps[columns], self._latest.get(kind)
         key, num_rows = (kind, numbers.tobytes(), also), self.events.count(numbers)
