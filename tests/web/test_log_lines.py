@@ -24,6 +24,15 @@ ROWS_SHOWN = """() => [...document.querySelectorAll('.vrow')].map(row => [
   Number(row.getAttribute('aria-posinset')), Number(row.getAttribute('aria-setsize')),
   row.textContent])
 """
+# Blocks in their order on the page: of rows, or of one text with a line for each.
+PASSING = """() => [...document.querySelectorAll('.vblock')]
+  .sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
+  .map(block => block.children.length
+    ? ['rows', [...block.children].map(row => row.textContent)]
+    : ['plain', block.textContent.split('\\n')])
+"""
+AT_REST = """() => [...document.querySelectorAll('.vblock')].every(block => block.children.length)
+  && !document.querySelector('.vrows').style.pointerEvents"""
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +118,23 @@ def test_a_line_of_all_ranks_is_one_and_leads_to_its_step(
 def test_rows_stay_in_order_and_are_the_lines_they_say_however_far_they_scroll(
     site: Site, open_page: Callable[..., Watched]
 ) -> None:
-    """Rows leave at one edge and come in at the other with new lines."""
+    """Rows leave at one edge and come in at the other with new lines, as text alone while they pass."""
     watched = open_page(f"runs/{SLOW}/logs")
     page = watched.page
     page.locator(".vrow").first.wait_for()
     page.locator(".vlist").hover()
     lines = site.ask(f"runs/{SLOW}/logs?limit=500")["lines"][::-1]
+    kinds = set()
     for wheel in (-240, -900, 130, -2000, 400):
         page.mouse.wheel(0, wheel)
         page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+        passing = page.evaluate(PASSING)
+        kinds |= {kind for kind, _ in passing}
+        texts = [text for _, lines_of in passing for text in lines_of]
+        page.wait_for_function(AT_REST)
         rows = page.evaluate(ROWS_SHOWN)
+        if len(texts) == len(rows):  # unless older lines came between
+            assert [text in row[2] for text, row in zip(texts, rows, strict=True)] == [True] * len(rows)
         places = [place for place, _, _ in rows]
         assert places == list(range(places[0], places[0] + len(places)))
         count = rows[0][1]  # of the lines that the page holds: those are the newest
@@ -126,6 +142,7 @@ def test_rows_stay_in_order_and_are_the_lines_they_say_however_far_they_scroll(
         held = lines[len(lines) - count :]
         for place, _, text in rows:
             assert held[place - 1]["message"].split("\n")[0] in text
+    assert "plain" in kinds
     row = page.locator(".vrow").nth(12)
     message = row.locator(".l-text").inner_text()
     row.click()

@@ -15,6 +15,7 @@ import { fieldsOf, stepHref, stepWords } from './logfields.js';
 const AROUND_MS = 10_000;
 // A row is one line of text: boxes for its columns would take the browser twice as long to lay out.
 const GAP = '  ';
+const NARROW = matchMedia('(max-width: 720px)'); // where pages.css cuts times and levels
 const CHARS = { level: 8, rank: 11, step: 10, logger: 17, field: 12 }; // as wide as the heads in pages.css
 
 /** A text as a column of so many characters, cut where it is longer. @param {string} text @param {number} chars */
@@ -35,11 +36,15 @@ function colouredSpan({ text, look }) {
   return span;
 }
 
-/** Give a span of a row its text; a text that is there already is written over. @param {HTMLElement} span @param {string} text @param {string} [title] */
-function write(span, text, title) {
+/** Give a span of a row its text; a text that is there already is written over. @param {HTMLElement} span @param {string} text */
+function write(span, text) {
   if (span.childNodes.length === 1 && span.firstChild instanceof Text) span.firstChild.data = text;
   else span.textContent = text;
-  if (title !== undefined && span.title !== title) span.title = title;
+}
+
+/** @param {HTMLElement} span @param {string} title */
+function say(span, title) {
+  if (span.title !== title) span.title = title;
 }
 
 /** @param {HTMLElement} span @param {string} look */
@@ -77,8 +82,22 @@ export function ColumnHeads({ columns, drop }) {
   );
 }
 
+/** What stands before the message, as wide as its columns. @param {LogRow} line @param {string[]} columns @param {number} last step of the run @param {string | null} to where its step is */
+function before(line, columns, last, to) {
+  const fields = columns.length > 0 ? fieldsOf(line) : {};
+  return [
+    exactTime(line.time_ms) + GAP,
+    column(line.level === 'WARNING' ? 'WARN' : line.level, CHARS.level),
+    column(author(line), CHARS.rank),
+    column(to ? `step ${line.step}` : stepWords(line, last), CHARS.step),
+    column(line.logger || line.stream, CHARS.logger),
+    ...columns.map((name) => column(fields[name] ?? '–', CHARS.field)),
+  ];
+}
+
 /**
- * How rows of the list look: spans of one line of text, `columns` the fields that stand before the message.
+ * How rows of the list look: spans of one line of text, `columns` the fields that stand before the message. Rows
+ * that are run past are one text in one colour, but for warnings and errors.
  * @param {string[]} columns @param {string} run @param {number} last step of the run @returns {import('./list.js').Look}
  */
 export function rowLook(columns, run, last) {
@@ -97,24 +116,19 @@ export function rowLook(columns, run, last) {
     },
     fill(row, line) {
       const spans = /** @type {HTMLElement[]} */ ([...row.children]);
-      const [time, level, rank, step, logger] = spans;
+      const [, level, rank, step, logger] = spans;
       const [text, more] = spans.slice(-2);
       const tone = TONE[line.level] ?? 'plain';
       const to = stepHref(line, run, last);
-      const fields = fieldsOf(line);
-      write(time, exactTime(line.time_ms) + GAP);
-      write(level, column(line.level === 'WARNING' ? 'WARN' : line.level, CHARS.level));
+      before(line, columns, last, to).forEach((words, i) => {
+        write(spans[i], words);
+      });
       tint(level, `l-level is-${tone}`);
-      write(rank, column(author(line), CHARS.rank), line.ranks.length > 1 ? rankWords(line.ranks) : '');
-      write(step, column(to ? `step ${line.step}` : stepWords(line, last), CHARS.step), to ? 'Open this step (s)' : '');
-      write(
-        logger,
-        column(line.logger || line.stream, CHARS.logger),
-        line.logger.length > CHARS.logger ? line.logger : '',
-      );
+      say(rank, line.ranks.length > 1 ? rankWords(line.ranks) : '');
+      say(step, to ? 'Open this step (s)' : '');
+      say(logger, line.logger.length > CHARS.logger ? line.logger : '');
       columns.forEach((name, i) => {
-        const value = fields[name] ?? '–';
-        write(spans[5 + i], column(value, CHARS.field), `${name}: ${fields[name] ?? 'not in this line'}`);
+        say(spans[5 + i], `${name}: ${fieldsOf(line)[name] ?? 'not in this line'}`);
       });
       const [first, rest] = firstLine(line.message);
       const parts = ansiSpans(first);
@@ -124,6 +138,15 @@ export function rowLook(columns, run, last) {
       const beside = [rest > 0 ? `+${plural(rest, 'line')}` : '', line.count > 1 ? `×${count(line.count)}` : ''];
       write(more, beside.filter(Boolean).join(', '));
       more.hidden = !more.textContent;
+    },
+    plain(lines) {
+      if (NARROW.matches || lines.some((line) => ['crit', 'warn'].includes(TONE[line.level]))) return null;
+      return lines
+        .map((line) => {
+          const head = before(line, columns, last, stepHref(line, run, last)).join('');
+          return head + ansiSpans(firstLine(line.message)[0]).reduce((text, part) => text + part.text, '');
+        })
+        .join('\n');
     },
   };
 }
