@@ -63,9 +63,13 @@ export function columnsOf(from, lanes) {
   };
 }
 
-/** For each kind, how likely it is what is wrong: what is drawn over what below a pixel. @param {string[]} kinds */
+/** For each kind, how likely it is what is wrong: what is drawn over what below a pixel. Of nothing it is 0. @param {string[]} kinds */
 export function severities(kinds) {
-  return Uint8Array.from(kinds, (kind) => (WORST.includes(kind) ? WORST.length + 1 - WORST.indexOf(kind) : 1));
+  const found = new Uint8Array(NOTHING + 1);
+  kinds.forEach((kind, i) => {
+    found[i] = WORST.includes(kind) ? WORST.length + 1 - WORST.indexOf(kind) : 1;
+  });
+  return found;
 }
 
 /** The first slice of a lane that has not ended at a time. @param {Columns} columns @param {number} lane @param {number} time */
@@ -111,24 +115,26 @@ export function sliceAt(columns, lane, time, reach) {
 export function rasterise(columns, lane, view, line, severity, wide = null, room = 30) {
   line.fill(NOTHING);
   const width = line.length;
-  const scale = width / (view[1] - view[0]);
+  const [low, high] = view;
+  const scale = width / (high - low);
   const { begin, end, kind } = columns;
   const stop = columns.first[lane + 1];
-  const start = firstAfter(columns, lane, view[0]);
+  const start = firstAfter(columns, lane, low);
   let i = start;
-  for (; i < stop && begin[i] < view[1]; i += 1) {
-    if (end[i] <= view[0]) continue;
-    const x0 = (begin[i] - view[0]) * scale;
-    const x1 = (end[i] - view[0]) * scale;
+  // Up to a hundred thousand times a frame: what is not needed below a pixel is not computed there.
+  for (; i < stop && begin[i] < high; i += 1) {
+    if (end[i] <= low) continue;
+    const x0 = (begin[i] - low) * scale;
+    const x1 = (end[i] - low) * scale;
     if (x1 - x0 < 1) {
-      const x = Math.min(width - 1, Math.max(0, Math.floor(x0)));
-      if (line[x] === NOTHING || severity[kind[i]] > severity[line[x]]) line[x] = kind[i];
+      const x = x0 > 0 ? x0 | 0 : 0;
+      if (severity[kind[i]] > severity[line[x]]) line[x] = kind[i];
       continue;
     }
     let from = x0 <= 0 ? 0 : Math.round(x0);
     const to = x1 >= width ? width : Math.round(x1);
     // A worse one below a pixel, just before, keeps its pixel.
-    if (to - from > 1 && line[from] !== NOTHING && severity[line[from]] > severity[kind[i]]) from += 1;
+    if (to - from > 1 && severity[line[from]] > severity[kind[i]]) from += 1;
     line.fill(kind[i], from, to);
     if (wide && to - from >= room) wide.push(i);
   }

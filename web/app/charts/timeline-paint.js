@@ -18,6 +18,7 @@ const DARK_TEXT = new Set(['data', 'wait', 'opt']);
 const MOST_ARROWS = 400;
 const MOST_TEXTS = 600;
 const LEAST_PATH = 0.75; // pixels
+const TICK_PIXELS = 6.2; // of a digit of the axis at most: to measure each text takes as long as to draw it
 
 /** The colours of this theme. @param {HTMLElement} within */
 export function timelineColours(within) {
@@ -30,8 +31,9 @@ function packed(colour) {
   return pack([parts[0], parts[1], parts[2]]);
 }
 
-/** Two lines of pixels for each lane: its slices, and what is in flight. Kept, as a new one in each frame is a third
- * of the work. @typedef {{canvas: OffscreenCanvas, context: OffscreenCanvasRenderingContext2D, image: ImageData, pixels: Uint32Array, line: Uint8Array}} Strip */
+/** Two lines of pixels for each lane: its slices, and below those of all lanes what is in flight. `lines` has their
+ * kinds. Kept, as a new one in each frame is a third of the work.
+ * @typedef {{canvas: OffscreenCanvas, context: OffscreenCanvasRenderingContext2D, image: ImageData, pixels: Uint32Array, kinds: Uint8Array, lines: Uint8Array[]}} Strip */
 /** @type {Strip | null} */
 let kept = null;
 
@@ -41,7 +43,9 @@ function stripOf(wide, lanes) {
   const canvas = new OffscreenCanvas(wide, 2 * lanes);
   const context = /** @type {OffscreenCanvasRenderingContext2D} */ (canvas.getContext('2d', { alpha: false }));
   const image = context.createImageData(wide, 2 * lanes);
-  kept = { canvas, context, image, pixels: new Uint32Array(image.data.buffer), line: new Uint8Array(wide) };
+  const kinds = new Uint8Array(wide * 2 * lanes);
+  const lines = Array.from({ length: 2 * lanes }, (_, at) => kinds.subarray(at * wide, (at + 1) * wide));
+  kept = { canvas, context, image, pixels: new Uint32Array(image.data.buffer), kinds, lines };
   return kept;
 }
 
@@ -77,7 +81,7 @@ function paintLanes(context, { model, plan, view, colours }, wide, ratio, texts)
   const { slices, flights, data } = model;
   const lanes = plan.rows.length;
   if (lanes === 0) return 0;
-  const { canvas: strip, context: off, image, pixels, line } = stripOf(wide, lanes);
+  const { canvas: strip, context: off, image, pixels, kinds, lines } = stripOf(wide, lanes);
   const table = new Uint32Array(256).fill(packed(colours.surface));
   data.kinds.forEach((kind, i) => {
     if (LOOKS[kind]?.[0]) table[i] = packed(colours[`t-${LOOKS[kind][0]}`]);
@@ -88,21 +92,20 @@ function paintLanes(context, { model, plan, view, colours }, wide, ratio, texts)
   let seen = 0;
   for (const row of plan.rows) {
     const wideOnes = row.height >= 12 && texts.length < MOST_TEXTS ? texts : null;
-    seen += rasterise(slices, row.lane, view, line, model.severity, wideOnes, room);
-    let at = 2 * row.lane * wide;
-    for (let x = 0; x < wide; x += 1) pixels[at + x] = table[line[x]];
-    seen += rasterise(flights, row.lane, view, line, model.severity);
-    at += wide;
-    for (let x = 0; x < wide; x += 1) pixels[at + x] = inFlight[line[x]];
+    seen += rasterise(slices, row.lane, view, lines[row.lane], model.severity, wideOnes, room);
+    seen += rasterise(flights, row.lane, view, lines[lanes + row.lane], model.severity);
   }
+  const half = lanes * wide;
+  for (let at = 0; at < half; at += 1) pixels[at] = table[kinds[at]];
+  for (let at = half; at < 2 * half; at += 1) pixels[at] = inFlight[kinds[at]];
   off.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
   for (const row of plan.rows) {
     const [top, middle, bottom] = [row.top, row.top + row.height, row.top + row.height + row.flights].map((y) =>
       Math.round(y * ratio),
     );
-    context.drawImage(strip, 0, 2 * row.lane, wide, 1, 0, top, wide, middle - top);
-    context.drawImage(strip, 0, 2 * row.lane + 1, wide, 1, 0, middle + 1, wide, Math.max(1, bottom - middle - 1));
+    context.drawImage(strip, 0, row.lane, wide, 1, 0, top, wide, middle - top);
+    context.drawImage(strip, 0, lanes + row.lane, wide, 1, 0, middle + 1, wide, Math.max(1, bottom - middle - 1));
   }
   return seen;
 }
@@ -284,7 +287,7 @@ function paintAxis(context, { plan, view, width, colours }) {
   for (const time of list) {
     const x = ((time - view[0]) / (view[1] - view[0])) * width;
     const text = tickText(time, unit);
-    const half = context.measureText(text).width / 2;
+    const half = (TICK_PIXELS * text.length) / 2;
     const centre = Math.max(half, Math.min(width - half, x));
     context.beginPath();
     context.moveTo(Math.round(x) + 0.5, plan.bottom);
