@@ -2,12 +2,20 @@
 
     python benchmarks/mistakes_cost.py [--seeds 10] [--clean 20] [--mistakes NAME,...] [--out FILE]
 
-Each run is real ranks under `rankscope run`. The truth is for how long the programs themselves
-say that they waited, by their own clocks, as a share of their steps:
+Each run is real ranks under `rankscope run`. The truth is by the programs' own clocks; all but two
+are shares of the time after the first steps:
 
-    model_parallel, two_stages   the mean of all ranks; two_stages is a script that says nothing of
-                                 its stages
-    parameter_server             the worker that waits least in each step
+    model_parallel, two_stages   what the mean rank waited in a step; two_stages is a script that
+                                 says nothing of its stages
+    parameter_server             what the worker waited in a step that waited least
+    slow_checkpoint              what the slowest rank took for saves
+    rare_checkpoint              steps that were made again, and saves, less the same of a second
+                                 run that saves as often as was advised. Both are killed three times
+                                 in the same steps: a sixth, half and five sixths of the way to a
+                                 save, in an order that the seed draws
+    uneven_stages                what a second run takes less that has even stages
+    few_microbatches             what a second run takes less that cuts the batch as was advised;
+                                 layers of both sleep, so that stages share no processor
 
 A clean run is of a strategy without the mistake; it is wrong if either kind is said of it. Writes
 one JSON object per run to --out as they end; runs that are there already are not made again, so the
@@ -22,11 +30,13 @@ import dataclasses
 import itertools
 import json
 import os
+import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +48,7 @@ MAX_POINTS = 5.0
 KINDS = ("no_pipelining", "server_bottleneck")
 SCRIPT = str(ROOT / "tests" / "scenarios" / "mistakes" / "two_stages.py")
 FIRST = 10  # steps that do not count: start-up and warm-up
+Finding = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -48,23 +59,169 @@ class Mistake:
     kind: str
     ranks: int
     program: tuple[str, ...]
+    more: Callable[[random.Random], tuple[str, ...]] = lambda _chance: ()  # drawn by the seed
+    share: Callable[[Path], float] | None = None  # lost by it, of the time of a run
+    # What is added to a second run to mend it; None where one run is enough.
+    mended: Callable[[Finding, Path], tuple[str, ...]] | None = None
+    saves: bool = False
+    launcher: tuple[str, ...] = ()
+
+
+# --- what the programs' clocks say ---------------------------------------------------------------
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the steps of a run, as its ranks say."""
+    return [json.loads(line) for line in (folder / STEP_TIMES).read_text().splitlines()]
+
+
+def step_seconds(folder: Path) -> float:
+    """Return how long a step takes, after the first ones."""
+    ended_ns = sorted(row["ended_ns"] for row in rows_of(folder) if row["rank"] == 0)[FIRST:]
+    return float(statistics.median(b - a for a, b in itertools.pairwise(ended_ns))) / 1e9
+
+
+def whole_seconds(folder: Path) -> float:
+    """Return how long all steps took after the first ones, with restarts and steps made again."""
+    rows = rows_of(folder)
+    begun_ns = max(row["ended_ns"] for row in rows if row["step"] == FIRST and not row["restarts"])
+    return float(max(row["ended_ns"] for row in rows) - begun_ns) / 1e9
+
+
+def _waiting(folder: Path, of_ranks: Callable[[list[float]], float]) -> float:
+    waited: dict[int, list[float]] = {}
+    for row in rows_of(folder):
+        if row["step"] > FIRST and "waited_seconds" in row:  # a server has none
+            waited.setdefault(row["step"], []).append(row["waited_seconds"])
+    return statistics.median(map(of_ranks, waited.values())) / step_seconds(folder)
+
+
+def mean_waiting(folder: Path) -> float:
+    """Return which share of a step the mean rank waits."""
+    return _waiting(folder, statistics.mean)
+
+
+def least_waiting(folder: Path) -> float:
+    """Return which share of a step the rank waits that waits least."""
+    return _waiting(folder, min)
+
+
+def saving(folder: Path) -> float:
+    """Return which share of the time the slowest rank takes after the updates of its steps."""
+    took: dict[tuple[int, int], int] = {}
+    for row in rows_of(folder):
+        if row["step"] > FIRST:
+            key = (row["restarts"], row["step"])
+            took[key] = max(took.get(key, 0), row["ended_ns"] - row["trained_ns"])
+    return sum(took.values()) / 1e9 / whole_seconds(folder)
+
+
+def lost_and_saving(folder: Path) -> float:
+    """Return which share of the time went into saves, and into steps that were made again."""
+    rows, lost_ns = rows_of(folder), 0
+    by_attempt = [
+        [row for row in rows if row["restarts"] == attempt]
+        for attempt in sorted({row["restarts"] for row in rows})
+    ]
+    for attempt, later in itertools.pairwise(by_attempt):
+        first = min(row["step"] for row in later)
+        again = [row for row in attempt if row["step"] >= first]
+        if again:
+            began_ns = min(row["began_ns"] for row in again)
+            lost_ns += max(row["ended_ns"] for row in again) - began_ns
+    return lost_ns / 1e9 / whole_seconds(folder) + saving(folder)
+
+
+# --- how mistakes are made, and mended -----------------------------------------------------------
 
 
 def _trainer(*arguments: str) -> tuple[str, ...]:
     return ("-m", "rankscope_trainer", "--steps", "60", *arguments)
 
 
+def _uneven(chance: random.Random) -> tuple[str, ...]:
+    return ("--fault", f"uneven_stages:rank=all,size={chance.choice((1, 2))}")
+
+
+def _nothing(_found: Finding, _folder: Path) -> tuple[str, ...]:
+    return ()
+
+
+def _more_microbatches(found: Finding, _folder: Path) -> tuple[str, ...]:
+    """Return the flags of the same batch in so many microbatches, each of so much less work."""
+    written = re.search(r"into (\d+) microbatches", found["next"])
+    assert written
+    count = int(written[1])
+    size = _FEW[0] * _FEW[1] / count
+    seconds = _FEW_SECONDS * _FEW[0] / count
+    return ("--microbatches", str(count), "--batch-size", str(max(1, round(size))),
+            "--layer-seconds", f"{seconds:.6f}")  # fmt: skip
+
+
+def _slow_saves(chance: random.Random) -> tuple[str, ...]:
+    seconds = chance.choice((0.5, 1, 2))
+    return ("--fault", f"slow_checkpoint:rank={chance.randrange(4)},start=1,size={seconds}s")
+
+
+def _kills(chance: random.Random) -> tuple[str, ...]:
+    """Return three ends, which are half the way to a save on average."""
+    parts = [1 / 6, 1 / 2, 5 / 6]
+    chance.shuffle(parts)
+    steps = [round(_RARE * (2 * n + 1 + part)) for n, part in enumerate(parts)]
+    return tuple(
+        word for n, step in enumerate(steps)
+        for word in ("--fault", f"sigkill:rank={chance.randrange(4)},start={step},attempt={n}")
+    )  # fmt: skip
+
+
+def _often(found: Finding, folder: Path) -> tuple[str, ...]:
+    """Return the flag that saves after so many steps as take the time that was advised."""
+    written = re.search(r"Save every ([\d.,]+) (ms|s|min|h);", found["next"])
+    assert written, found["next"]
+    unit_seconds = {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[written[2]]
+    apart_seconds = float(written[1].replace(",", "")) * unit_seconds
+    steps = max(1, round(apart_seconds / step_seconds(folder)))
+    return ("--checkpoint-every", str(steps))
+
+
 _LAYERS = ("--layer-seconds", "0.006", "--microbatches", "1")
+_FEW, _FEW_SECONDS = (2, 19), 0.2  # microbatches, and sequences of each; a layer's forward
+_RARE = 40  # steps from save to save
 MISTAKES = (
     Mistake(
         "model_parallel", "no_pipelining", 2,
-        _trainer("--strategy", "model_parallel", *_LAYERS),
+        _trainer("--strategy", "model_parallel", *_LAYERS), share=mean_waiting,
     ),
-    Mistake("two_stages", "no_pipelining", 2, (SCRIPT,)),
+    Mistake("two_stages", "no_pipelining", 2, (SCRIPT,), share=mean_waiting),
     Mistake(
         "parameter_server", "server_bottleneck", 4,
         _trainer("--strategy", "parameter_server", "--width", "256", "--context", "16",
                  "--batch-size", "1", *_LAYERS),
+        share=least_waiting,
+    ),
+    Mistake(
+        "uneven_stages", "stage_imbalance", 4,
+        _trainer("--strategy", "pipeline", "--layers", "8", "--microbatches", "8",
+                 "--batch-size", "1", "--layer-seconds", "0.008", "--steps", "40"),
+        more=_uneven, mended=_nothing,
+    ),
+    Mistake(
+        "few_microbatches", "pipeline_bubble", 2,
+        _trainer("--strategy", "pipeline", "--schedule", "gpipe", "--layers", "2",
+                 "--microbatches", str(_FEW[0]), "--batch-size", str(_FEW[1]),
+                 "--layer-seconds", str(_FEW_SECONDS), "--steps", "26"),
+        mended=_more_microbatches,
+    ),
+    Mistake(
+        "slow_checkpoint", "slow_checkpoint", 4,
+        _trainer("--steps", "160", "--checkpoint-every", "20"),
+        more=_slow_saves, share=saving, saves=True,
+    ),
+    Mistake(
+        "rare_checkpoint", "checkpoint_interval", 4,
+        _trainer("--steps", "280", "--checkpoint-every", str(_RARE)),
+        more=_kills, share=lost_and_saving, mended=_often, saves=True,
+        launcher=("--max-restarts", "4"),
     ),
 )  # fmt: skip
 # The clean runs are those of the other strategies; a server with two small workers holds up none.
@@ -98,7 +255,10 @@ class Made:
         return "right" if abs(points) <= MAX_POINTS else f"off by {points:+.1f} points"
 
 
-def run(server: Server, run_id: str, ranks: int, program: Sequence[str], folder: Path) -> None:
+def run(
+    server: Server, run_id: str, ranks: int, program: Sequence[str], folder: Path,
+    launcher: Sequence[str] = (),
+) -> None:  # fmt: skip
     """Run a program under `rankscope run` to its end. Raises CalledProcessError."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
     folder.mkdir(parents=True)
@@ -106,32 +266,41 @@ def run(server: Server, run_id: str, ranks: int, program: Sequence[str], folder:
         subprocess.run(
             [sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", run_id,
              "--dir", str(folder / "run"), "--", sys.executable, "-m", "torch.distributed.run",
-             "--standalone", "--nproc-per-node", str(ranks), *program,
+             "--standalone", "--nproc-per-node", str(ranks), *launcher, *program,
              "--step-times", str(folder / STEP_TIMES)],
             env=kept | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, check=True, timeout=300,
         )  # fmt: skip
-
-
-def waited_share(folder: Path, kind: str) -> float:
-    """Return which share of its steps a run waited, after the first ones."""
-    rows = list(map(json.loads, (folder / STEP_TIMES).read_text().splitlines()))
-    ended_ns = sorted(row["ended_ns"] for row in rows if row["rank"] == 0)[FIRST:]
-    step_seconds = statistics.median(b - a for a, b in itertools.pairwise(ended_ns)) / 1e9
-    waited: dict[int, list[float]] = {}
-    for row in rows:
-        if row["step"] > FIRST and "waited_seconds" in row:  # a server has none
-            waited.setdefault(row["step"], []).append(row["waited_seconds"])
-    of_ranks = statistics.mean if kind == "no_pipelining" else min
-    return statistics.median(map(of_ranks, waited.values())) / step_seconds
 
 
 def made(server: Server, mistake: Mistake, seed: int, folder: Path) -> Made:
     """Make a mistake once, and measure what it costs."""
     run_id = f"{mistake.name}-{seed}"
     seeded = ("--seed", str(seed)) if mistake.program[0] == "-m" else ()
-    run(server, run_id, mistake.ranks, (*mistake.program, *seeded), folder / run_id)
+    program = (*mistake.program, *seeded)
+
+    def end(name: str, *more: str) -> Path:
+        saves = ("--checkpoint-dir", str(folder / name / "saves")) if mistake.saves else ()
+        run(server, name, mistake.ranks, (*program, *saves, *more), folder / name,
+            mistake.launcher)  # fmt: skip
+        return folder / name
+
+    planted = mistake.more(random.Random(f"{mistake.name} {seed}"))
+    with_it = end(run_id, *planted)
     found = outcome(server, run_id, mistake.name, mistake.name, seed, (mistake.kind,))
-    return dataclasses.replace(found, truth=waited_share(folder / run_id, mistake.kind))
+    if mistake.mended is None:
+        assert mistake.share
+        return dataclasses.replace(found, truth=mistake.share(with_it))
+    if found.said is None:
+        return found
+    kept = planted if mistake.launcher else ()  # what ends its ranks is no part of the mistake
+    finding = next(
+        one for one in server.get(f"runs/{run_id}/findings")["open"] if one["kind"] == mistake.kind
+    )
+    without = end(f"{run_id}-mended", *kept, *mistake.mended(finding, with_it))
+    if mistake.share:
+        return dataclasses.replace(found, truth=mistake.share(with_it) - mistake.share(without))
+    truth = 1.0 - whole_seconds(without) / whole_seconds(with_it)
+    return dataclasses.replace(found, truth=truth)
 
 
 def outcome(

@@ -154,6 +154,15 @@ def planes_of(own: list[float], step_ms: float, steps: int = 30) -> dict[str, An
     }  # fmt: skip
 
 
+def test_even_stages_fill_and_drain_longer_than_the_others_of_a_slow_first_one() -> None:
+    """Such a step took 778 ms on real ranks, one of even stages 675."""
+    planes = planes_of([705, 258, 485, 485], 778)
+    planes["backward"] = planes["own"] * 2 / 3
+    found = pipeline_over(planes, {n: n for n in range(4)}, (4, 8, "Schedule1F1B"), (1, 30))
+    assert found is not None
+    assert found.even_gain == pytest.approx(1 - 483.25 * 11 / 8 / 778)
+
+
 def test_the_longest_stage_and_what_even_ones_would_give() -> None:
     planes = planes_of([60, 60, 90, 90, 60, 60], 120)
     stage_of = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}

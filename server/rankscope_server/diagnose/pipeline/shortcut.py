@@ -90,9 +90,19 @@ class Stages:
 
     @property
     def even_gain(self) -> float:
-        """Return the share of each step that even stages would save at most."""
-        saved_ms = float(np.max(self.usual_ms)) - float(np.mean(self.usual_ms))
-        return saved_ms / self.step_ms
+        """Return the share of each step that even stages would save at most.
+
+        A step of even stages is their work and the schedule's idle time, (p - 1) / (v m) of the
+        work: what fills and drains around a slow first stage is shorter than around even ones.
+        """
+        mean_ms = float(np.mean(self.usual_ms))
+        saved_ms = float(np.max(self.usual_ms)) - mean_ms
+        if self.microbatches and self.is_flushed:
+            work_ms = median(self.work_ms)
+            work = mean_ms if np.isnan(work_ms).any() else float(np.mean(work_ms))
+            fill = (len(self.ranks) - 1) / (self.chunks * self.microbatches)
+            saved_ms = min(saved_ms, self.step_ms - mean_ms - fill * work)
+        return max(0.0, saved_ms) / self.step_ms
 
 
 def stages_of(window: Window, microbatches: int) -> Stages | None:
