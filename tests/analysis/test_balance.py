@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -175,6 +177,19 @@ def test_work_that_is_uneven_from_step_to_step_is_said_with_its_size(how: str) -
     assert finding.cost_throughput_ratio == pytest.approx(saved(own_ms, spread), abs=0.04)
     assert look.answer.state == "advice"
     assert "another one the longest each time" in look.answer.text
+
+
+def test_the_headline_of_a_healthy_run_says_what_uneven_work_loses() -> None:
+    """Too little for advice, as ranks of their own noise lose so much, and no nothing."""
+    even = work(8, 600, seed=8)
+    longer = np.where(np.arange(8)[:, None] == np.arange(600) % 8, 1.06, 1.0)
+    look = look_at(even * longer)
+    assert not of_balance(look)
+    assert look.answer.state == "healthy"
+    said = re.search(r"; all wait ([\d.]+) % of the time for the rank that", look.answer.text)
+    assert said
+    lost = saved(even * longer, even.mean(0, keepdims=True) * np.ones((8, 1)))
+    assert float(said[1]) / 100 == pytest.approx(lost, abs=0.02)
 
 
 @pytest.mark.parametrize(("num_ranks", "slow"), [(16, range(8, 16)), (8, range(4))])

@@ -118,7 +118,7 @@ def test_a_line_of_all_ranks_is_one_and_leads_to_its_step(
 def test_rows_stay_in_order_and_are_the_lines_they_say_however_far_they_scroll(
     site: Site, open_page: Callable[..., Watched]
 ) -> None:
-    """Rows leave at one edge and come in at the other with new lines, as text alone while they pass."""
+    """Rows leave at one edge and come in at the other, as text alone while they pass."""
     watched = open_page(f"runs/{SLOW}/logs")
     page = watched.page
     page.locator(".vrow").first.wait_for()
@@ -134,7 +134,9 @@ def test_rows_stay_in_order_and_are_the_lines_they_say_however_far_they_scroll(
         page.wait_for_function(AT_REST)
         rows = page.evaluate(ROWS_SHOWN)
         if len(texts) == len(rows):  # unless older lines came between
-            assert [text in row[2] for text, row in zip(texts, rows, strict=True)] == [True] * len(rows)
+            assert [text in row[2] for text, row in zip(texts, rows, strict=True)] == [True] * len(
+                rows
+            )
         places = [place for place, _, _ in rows]
         assert places == list(range(places[0], places[0] + len(places)))
         count = rows[0][1]  # of the lines that the page holds: those are the newest

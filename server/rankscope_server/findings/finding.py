@@ -95,8 +95,8 @@ class DetectorResult:
     checked: tuple[str, ...] = field(default=())  # what was compared and found equal
     # What could not be evaluated for lack of data, a sentence each: such a run is not "healthy"
     not_known: tuple[str, ...] = field(default=())
-    # Time that is lost by design and is no finding, a clause each: "healthy" says it too
-    by_design: tuple[str, ...] = field(default=())
+    # Time that is lost, by design or by too little for a finding, a clause each: "healthy" says it
+    also_lost: tuple[str, ...] = field(default=())
 
 
 class Named(Protocol):
@@ -120,10 +120,10 @@ def ran(
     checked: Iterable[str] = (),
     note: str = "",
     not_known: Iterable[str] = (),
-    by_design: Iterable[str] = (),
+    also_lost: Iterable[str] = (),
 ) -> DetectorResult:
     """Return what a detector found, what it found in order, and what it could not evaluate."""
     unknown = tuple(not_known)
     note = "; ".join(text for text in (note, *unknown) if text)
     status = DetectorStatus(detector.name, str(detector.__doc__), "ran", note)
-    return DetectorResult(status, tuple(findings), tuple(checked), unknown, tuple(by_design))
+    return DetectorResult(status, tuple(findings), tuple(checked), unknown, tuple(also_lost))

@@ -162,7 +162,7 @@ def _healthy(
     thinned = thinned_share(attempt)  # a wrong call that did no harm in one of them is not seen
     if thinned:
         lost += f"; the single collectives of {percent_text(thinned)} of the steps are not known"
-    lost += "".join(f"; {text}" for result in attempt.results for text in result.by_design)
+    lost += "".join(f"; {text}" for result in attempt.results for text in result.also_lost)
     world, steps = attempt.world_size, attempt.steps.num_steps + attempt.steps.dropped_steps
     return Answer(
         "healthy",

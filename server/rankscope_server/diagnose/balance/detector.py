@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rankscope_server.diagnose.balance.unequal import unequal_findings
-from rankscope_server.diagnose.balance.uneven import uneven_findings
+from rankscope_server.diagnose.balance.uneven import uneven_work
 from rankscope_server.diagnose.shared.comparison import as_devices_report, lack_of, roles_of
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
@@ -29,9 +29,9 @@ class Balance:
         "work"
     )
     silent: ClassVar[str] = (
-        "the job loses less than 2 %, by uneven work less than 10 %; the others do not wait for "
-        "these ranks; less than a quarter of a role is quicker; another finding names them; what "
-        "is little is info in the first two minutes"
+        "the job loses less than 2 %, by uneven work less than 10 %, which the headline says from "
+        "2 % on; the others do not wait for these ranks; less than a quarter of a role is quicker; "
+        "another finding names them; what is little is info in the first two minutes"
     )
 
     def look(self, window: Window) -> DetectorResult:
@@ -45,8 +45,8 @@ class Balance:
         surely = {rank for one in slow if one.severity != "info" for rank in one.ranks}
         unequal, unknown = unequal_findings(window, deviation, surely)
         named = {rank for finding in (*slow, *unequal) for rank in finding.ranks}
-        uneven = uneven_findings(window, deviation, named)
-        return ran(self, [*unequal, *uneven], not_known=unknown)
+        uneven, also_lost = uneven_work(window, deviation, named)
+        return ran(self, [*unequal, *uneven], not_known=unknown, also_lost=also_lost)
 
 
 def _is_slow(window: Window, finding: Finding) -> bool:

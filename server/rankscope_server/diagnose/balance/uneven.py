@@ -7,7 +7,7 @@ longest of the others. No more than one of them really waits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,10 +37,13 @@ class Uneven:
     even_ms: float  # without uneven work
 
 
-def uneven_findings(
+def uneven_work(
     window: Window, deviation: Deviation, named: Collection[int]
-) -> Iterator[Finding]:
-    """Yield a finding of the role that loses most, without the ranks `named` by others."""
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Return a finding of the role that loses most, without the ranks `named` by others.
+
+    Where it loses too little for one, but something: a clause that says how much.
+    """
     table, policy = window.steps, window.policy
     found = [
         uneven
@@ -51,8 +54,12 @@ def uneven_findings(
     worst = max(found, key=lambda uneven: uneven.cost, default=None)
     old = window.before.get(f"{window.attempt}/balance/{_NAME}")
     least = policy.uneven_share * (1.0 if old is None else policy.cost_keep_share)
-    if worst is not None and worst.cost >= least:
-        yield _finding_of(window, worst)
+    if worst is None or worst.cost < policy.cost_info_ratio:
+        return (), ()
+    if worst.cost >= least:
+        return (_finding_of(window, worst),), ()
+    return (), (f"all wait {percent_text(worst.cost)} of the time for the rank that works longest "
+                "in a step, each time another",)  # fmt: skip
 
 
 def _uneven(

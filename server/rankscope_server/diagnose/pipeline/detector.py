@@ -76,8 +76,8 @@ class Pipeline:
         found = () if bubble is None else (bubble,)
         is_even = split.imbalance < window.policy.imbalance_ratio
         if is_even or (stages is not None and stages.is_one_by_one):
-            by_design = _idles(split.bubble, split.schedule, window.policy)
-            return ran(self, found, (f"pipeline: {_idle_text(split)}",), by_design=by_design)
+            also_lost = _idles(split.bubble, split.schedule, window.policy)
+            return ran(self, found, (f"pipeline: {_idle_text(split)}",), also_lost=also_lost)
         steady = _steadiness(replay, cells, split)
         return ran(self, (_finding(window, replay, split, steady), *found))
 
@@ -90,7 +90,7 @@ class Pipeline:
         findings = [finding for finding in found if finding is not None]
         return ran(
             self, findings, note=f"by self time alone: {reason}",
-            by_design=_idles(stages.idle, stages.schedule, window.policy),
+            also_lost=_idles(stages.idle, stages.schedule, window.policy),
         )  # fmt: skip
 
 
