@@ -185,7 +185,7 @@ def _often(found: Finding, folder: Path) -> tuple[str, ...]:
 
 
 _LAYERS = ("--layer-seconds", "0.006", "--microbatches", "1")
-_FEW, _FEW_SECONDS = (2, 19), 0.2  # microbatches, and sequences of each; a layer's forward
+_FEW, _FEW_SECONDS = (2, 19), 0.15  # microbatches, and sequences of each; a layer's forward
 _RARE = 40  # steps from save to save
 MISTAKES = (
     Mistake(
@@ -209,7 +209,7 @@ MISTAKES = (
         "few_microbatches", "pipeline_bubble", 2,
         _trainer("--strategy", "pipeline", "--schedule", "gpipe", "--layers", "2",
                  "--microbatches", str(_FEW[0]), "--batch-size", str(_FEW[1]),
-                 "--layer-seconds", str(_FEW_SECONDS), "--steps", "26"),
+                 "--layer-seconds", str(_FEW_SECONDS), "--steps", "36"),
         mended=_more_microbatches,
     ),
     Mistake(

@@ -290,3 +290,12 @@ class Settings:
             return [self.microbatches_for(world_size)] * world_size
         even, rest = divmod(self.global_batch // self.batch_size, world_size)
         return [even + (rank < rest) for rank in range(world_size)]
+
+    def mean_microbatches(self, world_size: int) -> float:
+        """Return those of the mean rank.
+
+        A reduction takes the mean over ranks. Where some have a microbatch more than others, all
+        divide by this number in place of their own, so that each microbatch counts the same.
+        """
+        by_rank = self.microbatches_by_rank(world_size)
+        return sum(by_rank) / len(by_rank)

@@ -165,7 +165,8 @@ def test_even_pipelines_are_left_alone(seed: int) -> None:
     even = Plan(plan.stages, plan.microbatches, plan.schedule, plan.replicas,
                 transfer_ms=plan.transfer_ms, sigma=0.05, seed=seed, steps=24)  # fmt: skip
     look = look_at(even.items())
-    assert not pipeline_findings(look)
+    # with few microbatches for its stages it idles all the same, and no stage is to blame
+    assert all(found.kind == "pipeline_bubble" for found in pipeline_findings(look))
     (status,) = (status for status in look.detectors if status.name == "pipeline")
     assert status.state == "ran"
 

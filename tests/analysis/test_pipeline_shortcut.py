@@ -13,11 +13,13 @@ from tests.analysis.simulator import MS, START_NS
 STEPS = 120
 
 
-def findings(own_ms: list[float], microbatches: int, noise: float = 0.1) -> list[Finding]:
+def findings(
+    own_ms: list[float], microbatches: int, noise: float = 0.1, steps: int = STEPS
+) -> list[Finding]:
     """Return what is said of one rank a stage with such self time; no collectives are known."""
     chance = np.random.default_rng(3)
     stages, state = len(own_ms), RunState("run")
-    own = np.array(own_ms)[:, None] * np.exp(noise * chance.standard_normal((stages, STEPS)))
+    own = np.array(own_ms)[:, None] * np.exp(noise * chance.standard_normal((stages, steps)))
     step_ms = own.max(axis=0) * (microbatches + stages - 1) / microbatches
     started = START_NS + np.r_[0, np.cumsum(step_ms)[:-1]] * MS
     for rank in range(stages):
@@ -26,14 +28,14 @@ def findings(own_ms: list[float], microbatches: int, noise: float = 0.1) -> list
             local_world_size=stages, node_rank=0, host="a", pid=1 + rank, stage=rank,
             num_stages=stages, num_microbatches=microbatches,
         ))  # fmt: skip
-        columns = {name: np.zeros(STEPS, np.int64) for name in schema.STEP_COLUMNS}
-        columns["step"] = np.arange(1, STEPS + 1)
+        columns = {name: np.zeros(steps, np.int64) for name in schema.STEP_COLUMNS}
+        columns["step"] = np.arange(1, steps + 1)
         columns["started_ns"] = started.astype(np.int64)
         columns["duration_ns"] = (step_ms * MS).astype(np.int64)
         columns["backward_ns"] = columns["duration_ns"]
         columns["backward_blocked_ns"] = ((step_ms - own[rank]) * MS).astype(np.int64)
         chunk = schema.Chunk(
-            kind="steps", attempt=0, rank=rank, host="a", count=STEPS, time_lo_ns=START_NS,
+            kind="steps", attempt=0, rank=rank, host="a", count=steps, time_lo_ns=START_NS,
             time_hi_ns=int(started[-1]), data=b"%d" % rank,
         )  # fmt: skip
         state.apply_chunk(chunk, dict(columns))
@@ -55,6 +57,13 @@ def test_few_microbatches_are_told_with_how_many_are_enough() -> None:
     assert (found.kind, found.ranks, found.severity) == ("pipeline_bubble", (), "info")
     assert "57 microbatches" in found.next  # 3 * 0.95 / 0.05
     assert found.cost_throughput_ratio == pytest.approx(1 - (2 / 5) / (57 / 60), abs=0.01)
+
+
+def test_few_microbatches_are_told_in_few_steps() -> None:
+    """They may take minutes; which stage is slow wants more of them."""
+    (found,) = findings([40.0] * 4, 2, steps=22)
+    assert found.kind == "pipeline_bubble"
+    assert findings([60.0, 40.0, 40.0, 40.0], 16, steps=22) == []
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])

@@ -39,7 +39,7 @@ def assert_close(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> No
 
 
 @pytest.mark.multiproc
-@pytest.mark.parametrize("sizes", [(2, 3, 1, 2), (1, 3, 2)])
+@pytest.mark.parametrize("sizes", [(2, 3, 1, 2), (1, 3, 2), (4, 1)])
 def test_sharded_weights_are_cut_anew(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     runs = run_in_turns(tmp_path, FSDP, sizes, STEPS_BETWEEN)
     steps = STEPS_BETWEEN * len(sizes)
@@ -59,17 +59,23 @@ def test_sharded_weights_are_cut_anew(tmp_path: Path, sizes: tuple[int, ...]) ->
 
 
 @pytest.mark.multiproc
-def test_replicas_of_a_ring_become_more_and_fewer(tmp_path: Path) -> None:
-    flags, sizes = "--strategy ring --batch-size 2 --global-batch 12", (2, 3, 1)
+@pytest.mark.parametrize("sizes", [(2, 3, 1), (4, 1)])
+def test_replicas_of_a_ring_become_more_and_fewer(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Of four ranks two have a microbatch more than the others."""
+    flags = "--strategy ring --batch-size 2 --global-batch 12"
     runs = run_in_turns(tmp_path, flags, sizes, STEPS_BETWEEN)
     windows = losses_of_windows(load_settings(runs[-1].arguments, {}, 1), 12)
     expected = {}
     for step, losses in windows.items():  # windows are dealt out like cards
         own = losses[:: sizes[(step - 1) // STEPS_BETWEEN]]
         expected[step] = sum(own) / len(own)
-    assert runs[-1].losses() == pytest.approx(expected, rel=2e-5)
+    found = runs[-1].losses()
+    even = [step for step in expected if 6 % sizes[(step - 1) // STEPS_BETWEEN] == 0]
+    assert [found[step] for step in even] == pytest.approx(
+        [expected[step] for step in even], rel=2e-5
+    )
     assert position(tmp_path) == 12 * STEPS_BETWEEN * len(sizes)
-    assert_traffic_as_computed(runs[-1], 1, resumed_after=2 * STEPS_BETWEEN)
+    assert_traffic_as_computed(runs[-1], 1, resumed_after=(len(sizes) - 1) * STEPS_BETWEEN)
 
 
 @pytest.mark.multiproc

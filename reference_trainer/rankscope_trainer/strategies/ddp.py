@@ -71,11 +71,8 @@ class DataParallel(Strategy):
 
     def _share(self, world: World) -> None:
         """Take this rank's part of each step."""
-        by_rank = self._settings.microbatches_by_rank(world.world_size)
-        self.microbatches = by_rank[world.rank]
-        # DDP takes the mean over ranks. Where some have a microbatch more than others, all divide
-        # by the mean number, so that each microbatch counts the same.
-        self._microbatches_mean = sum(by_rank) / len(by_rank)
+        self.microbatches = self._settings.microbatches_by_rank(world.world_size)[world.rank]
+        self._microbatches_mean = self._settings.mean_microbatches(world.world_size)
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0
 

@@ -60,7 +60,7 @@ class Ring(Strategy):
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Build the model; all ranks draw the same first weights, so none are sent."""
-        self.microbatches = settings.microbatches_by_rank(world.world_size)[world.rank]
+        self._settings = settings
         self.regroup(world)
         self.model = build_model(settings).to(world.device)
         self.optimizer = build_optimizer(settings, self.model)
@@ -71,6 +71,8 @@ class Ring(Strategy):
 
     def regroup(self, world: World, *, is_untrained: bool = True, is_current: bool = True) -> None:
         """Go around with the ranks that there are now."""
+        self.microbatches = self._settings.microbatches_by_rank(world.world_size)[world.rank]
+        self._microbatches_mean = self._settings.mean_microbatches(world.world_size)
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0
 
@@ -79,6 +81,7 @@ class Ring(Strategy):
         loss = accumulate_gradient(self.model, batch, self.microbatches)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         flat = parameters_to_vector(gradients)
+        flat *= self.microbatches / self._microbatches_mean
         flat = F.pad(flat, (0, padded_length(len(flat), self.num_shards) - len(flat)))
         self._all_reduce(flat)
         flat /= self.num_shards

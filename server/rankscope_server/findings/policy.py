@@ -271,6 +271,7 @@ class Policy:
     imbalance_ratio: float = 0.05
     # Without a replay: a stage a tenth above the others, beyond how layers scatter.
     uneven_stage_ratio: float = 1.10
+    stage_steps: int = 8  # the schedule is the same in each: its idle share needs few
     steady_stage_share: float = 0.8  # of the steps, in which the same stage is the slowest
     # Of the schedule's idle share, or of a step that stages fill: ranks that share processors work
     # a little longer at once.

@@ -109,7 +109,7 @@ def stages_of(window: Window, microbatches: int) -> Stages | None:
     """Return the stages over the newest steps; None for too few of them."""
     table, policy = window.steps, window.policy
     columns = np.flatnonzero(usual_steps(table, policy))[-policy.stall_steps :]
-    if len(columns) < policy.min_steps:
+    if len(columns) < policy.stage_steps:
         return None
     known = {rank: row.stage for rank, row in window.ranks.items() if row.num_stages > 1}
     said = max((row.num_microbatches for row in window.ranks.values()), default=0)
@@ -157,7 +157,7 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
     others, ratio = np.delete(usual, stage), stages.slowest_ratio
     steady = float(np.mean(np.nanargmax(np.nan_to_num(stages.own_ms), axis=0) == stage))
     is_clear = ratio >= policy.uneven_stage_ratio and steady >= policy.steady_stage_share
-    if not is_clear or stages.is_one_by_one:
+    if stages.own_ms.shape[1] < policy.min_steps or not is_clear or stages.is_one_by_one:
         return None  # one by one they take as long however the layers are split
     cost, ranks = stages.even_gain, stages.ranks[stage]
     confidence = 0.6
