@@ -8,8 +8,9 @@
 
 128 collectors post once a second, each at its own moment, whatever became of the posts before; a
 collector that is behind sends what waits, as one that spools does. Batches of the first windows are
-made beforehand and moved in time and step for the later ones. All detectors are on. Lag is how long
-ago the newest batch came that no look of the analysis has seen.
+made anew for the later ones, moved in time and step. All batches are made before the job begins and
+kept in a file: to make them takes as much CPU as the server does. All detectors are on. Lag is how
+long ago the newest batch came that no look of the analysis has seen.
 
 Senders take as much CPU as the server, so on few cores they cannot send three times what it takes.
 With `--share` the server is stopped most of the time and runs in so much of it.
@@ -33,7 +34,9 @@ import threading
 import time
 import urllib.request
 from collections import deque
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -52,6 +55,7 @@ HEADERS = {
 }  # fmt: skip
 PERIOD_SECONDS = 0.05  # in which a server runs and is stopped once
 PAGE_SECONDS = 5.0  # between two looks at the run's page
+BODY_SECONDS = 0.01  # to make one: the job begins when all are sure to be there
 
 
 @dataclass
@@ -221,16 +225,77 @@ def moved(events: RankEvents, steps: int, step_ns: int, node: Node) -> RankEvent
     return events_of(kind, events.rank, columns)
 
 
+class Prepared:
+    """The bodies of all windows of all nodes in files, one of each process that made them."""
+
+    def __init__(self, template: Template, folder: Path, options: argparse.Namespace) -> None:
+        self._template = template
+        nodes, windows = options.ranks // RANKS_PER_NODE, int(options.seconds * options.speed)
+        cores = os.cpu_count() or 1
+        jobs = [
+            (folder / f"bodies-{core}", range(core, windows, cores), nodes, options.level,
+             1.0 / options.speed)
+            for core in range(cores)
+        ]  # fmt: skip
+        with ProcessPoolExecutor(cores, get_context("fork"), _take_template, (template,)) as pool:
+            made = list(pool.map(_write_bodies, jobs))
+        self._files = [path.open("rb") for path, *_ in jobs]
+        self._places = {
+            key: (file, *place)
+            for file, places in zip(self._files, made, strict=True)
+            for key, place in places.items()
+        }
+
+    def body(self, run: str, node: Node, window: int, made_ns: int) -> tuple[bytes, int]:
+        """Return what was made; anew where ranks were asked for less in the meantime."""
+        if any(first for first, _ in node.levels):
+            return self._template.body(run, node, window, made_ns)
+        file, at, length, count = self._places[window, node.number]
+        return os.pread(file.fileno(), length, at), count
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+
+_template: Template | None = None  # of a process that makes bodies
+
+
+def _take_template(template: Template) -> None:
+    global _template
+    _template = template
+
+
+def _write_bodies(
+    job: tuple[Path, range, int, int, float],
+) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """Write the bodies of some windows; return where each is, its length and its collectives."""
+    path, windows, nodes, level, period = job
+    assert _template is not None
+    places = {}
+    with path.open("wb") as file:
+        for window in windows:
+            for number in range(nodes):
+                due_ns = int((window + number % 97 / 97) * period * 1e9)
+                node = Node(number, level)
+                body, count = _template.body("paced", node, window, _template.start_ns + due_ns)
+                places[window, number] = (file.tell(), len(body), count)
+                file.write(body)
+    return places
+
+
 class Collectors:
     """The collectors of some nodes, in one thread."""
 
-    def __init__(self, server: Server, template: Template, nodes: list[int], result: Result,
-                 options: argparse.Namespace) -> None:  # fmt: skip
+    def __init__(self, server: Server, template: Template, bodies: Prepared, nodes: list[int],
+                 result: Result, options: argparse.Namespace) -> None:  # fmt: skip
         self.acks_ms: list[float] = []
         self.num_collectives = 0
         self.late_seconds = 0.0  # of the newest batch
         self.errors: list[BaseException] = []
-        self._server, self._template, self._result = server, template, result
+        self._server, self._template, self._bodies = server, template, bodies
+        self._result = result
         self._nodes = [Node(number, options.level) for number in nodes]
         self._period = 1.0 / options.speed
         self._num_windows = int(options.seconds * options.speed)
@@ -245,7 +310,7 @@ class Collectors:
 
     def _send_all(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=120)
-        began, began_ns = time.monotonic(), time.time_ns()
+        began, began_ns = time.monotonic(), self._template.start_ns
         plan = deque(
             sorted(
                 (window * self._period + self._period * (node.number % 97) / 97, window, place)
@@ -257,7 +322,7 @@ class Collectors:
         while plan:
             due, window, place = plan[0]
             node = self._nodes[place]
-            ready = ready or self._template.body("paced", node, window, began_ns + int(due * 1e9))
+            ready = ready or self._bodies.body("paced", node, window, began_ns + int(due * 1e9))
             wait = began + due - time.monotonic()
             if wait > 0:
                 time.sleep(wait)
@@ -293,20 +358,29 @@ def measure(options: argparse.Namespace) -> Result:
     result = Result(os.cpu_count() or 0, options.ranks, nodes, options.per_second, options.seconds)
     job = Job(options.ranks)
     per_window = options.per_second // PER_STEP * PER_STEP
-    template = Template(job, nodes, options.windows, per_window, time.time_ns(), options.speed)
+    num_bodies = nodes * int(options.seconds * options.speed)
+    most_seconds = 10 + num_bodies * BODY_SECONDS / (os.cpu_count() or 1)
+    start_ns = time.time_ns() + int(most_seconds * 1e9)
+    template = Template(job, nodes, options.windows, per_window, start_ns, options.speed)
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder))
+        bodies = Prepared(template, Path(folder), options)
+        server = Server(Path(folder) / "data")
+        time.sleep(max(0.0, (start_ns - time.time_ns()) / 1e9))
         running = threading.Event()
         slowing = threading.Thread(target=slow_down, args=(server, options.share, running))
         slowing.start()
         try:
             groups = [list(range(nodes))[n::SENDERS] for n in range(SENDERS)]
-            collectors = [Collectors(server, template, g, result, options) for g in groups if g]
+            collectors = [
+                Collectors(server, template, bodies, group, result, options)
+                for group in groups if group
+            ]  # fmt: skip
             watch(server, collectors, result)
         finally:
             running.set()
             slowing.join()
             server.stop()
+            bodies.close()
     called = options.ranks * per_window * int(options.seconds * options.speed)
     sent = sum(sender.num_collectives for sender in collectors)
     result.collectives_sent_ratio = round(sent / called, 3)
