@@ -382,6 +382,8 @@ def test_options_of_commands_are_compared_by_name() -> None:
     shown = {row.fact: (row.before, row.after) for row in drift.command_drift(old, new)}
     assert shown == {"--amp": (("set",), ()), "--batch": (("8",), ("16",))}
     assert drift.command_drift([], new) == ()
+    (row,) = drift.command_drift(["train.py", "0"], ["train.py", "10"])
+    assert (row.fact, row.before, row.after) == ("argument 2", ("0",), ("10",))
 
 
 def test_nodes_are_new_or_gone() -> None:

@@ -244,6 +244,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
     if arguments.emit and arguments.ssh:
         raise UsageError("--emit uses no network, and --ssh does: leave one of them out")
     nodes = read_nodes(arguments.nodes, "--nodes")
+    _refuse_option_names(arguments.words)
     _refuse_loose_nodes(nodes, arguments.words)
     who = Asked(
         nodes=nodes,
@@ -277,6 +278,21 @@ def request_of(arguments: argparse.Namespace) -> Request:
         token_file=arguments.token_file,
         is_insecure=arguments.insecure,
     )
+
+
+def _refuse_option_names(words: list[str]) -> None:
+    """Refuse `preflight quick` or `preflight ports`, which would be read as a launch.
+
+    Raises UsageError.
+    """
+    from rankscope.preflight.checks import FAMILIES
+    from rankscope.preflight.plan import UsageError
+
+    if len(words) != 1 or shutil.which(words[0]) is not None or Path(words[0]).exists():
+        return
+    option = f"--only {words[0]}" if words[0] in FAMILIES else f"--{words[0]}"
+    if words[0] in (*FAMILIES, "quick", "deep", "list"):
+        raise UsageError(f"{words[0]} is no program: write {option}; a launch stands behind --")
 
 
 def _refuse_loose_nodes(nodes: tuple[str, ...], words: list[str]) -> None:

@@ -127,7 +127,7 @@ def command_drift(before: Sequence[str], after: Sequence[str]) -> tuple[Drift, .
 
 
 def options_of(command: Sequence[str]) -> dict[str, str]:
-    """Return the options of a command line with their values; other words as "word 1", "word 2".
+    """Return the options of a command line with their values; other words as "argument 1", "argument 2".
 
     An option takes the word after it, unless that is an option: which ones take none is not known.
     """
@@ -144,5 +144,5 @@ def options_of(command: Sequence[str]) -> dict[str, str]:
             found[word] = words.pop(0) if takes_next else "set"
         else:
             num_words += 1
-            found[f"word {num_words}"] = word
+            found[f"argument {num_words}"] = word
     return found
