@@ -63,7 +63,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         (("merge", "/absent.json"), "/absent.json", "No such file"),
         (("--no-such",), "--no-such", "--help"),
         (("quick",), "quick is no program", "write --quick"),
-        (("port",), "port is no program", "write --only port"),
+        (("ports",), "ports is no program", "write --only ports"),
     ],
 )  # fmt: skip
 def test_wrong_usage_names_the_option_and_the_remedy(
