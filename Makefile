@@ -7,7 +7,7 @@ READY  := .venv/.ready
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo others test test-all test-quick fresh versions lowest check install system-packages bench site screenshots probes clean
+.PHONY: help demo others test test-all test-quick fresh versions lowest check install system-packages bench site screenshots packages probes clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -52,6 +52,9 @@ versions: ## every path to a collective on PyTorch 2.6, 2.9, 2.13 and the newest
 
 lowest: ## the quick tests with the lowest versions of dependencies that pyproject.toml declares
 	$(PYTHON) .ci/lowest.py
+
+packages: $(STAMP) ## wheel, sources, an offline bundle with its bill of materials, a Debian package, in artifacts/packages
+	$(BIN)/python deploy/packages/build.py --deb
 
 probes: $(STAMP) ## build the ready-made probes for every version of PyTorch and machine
 	$(BIN)/python .ci/build_probes.py

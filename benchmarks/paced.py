@@ -55,7 +55,7 @@ HEADERS = {
 }  # fmt: skip
 PERIOD_SECONDS = 0.05  # in which a server runs and is stopped once
 PAGE_SECONDS = 5.0  # between two looks at the run's page
-BODY_SECONDS = 0.01  # to make one: the job begins when all are sure to be there
+BODY_SECONDS = 0.006  # to make one: the job begins when all are sure to be there
 
 
 @dataclass
