@@ -24,6 +24,7 @@ import {
 /** @typedef {{map: RankMap, lanes: Lanes, strip: Throughput | null, plan: Layout, theme: 'light' | 'dark', width: number, colours: Record<string, string>}} Scene */
 
 const HATCH_PITCH = 6;
+const NEWEST_PIXELS = 72; // that "newest 1,234" takes
 const LEAST_CHANGE = 0.02; // of throughput; less is noise and gets no number
 
 const NAMES = ['fg', 'fg2', 'fg3', 'line', 'line2', 'accent', 'mark', 'surface', 't-wait'];
@@ -228,9 +229,13 @@ function paintMarks(context, scene) {
       : `step ${count(onset.step)}`;
   const x = xOf(map, onset.step, width);
   context.font = `600 11px ${colours.font}`;
-  const right = x + 8 + context.measureText(text).width < width;
+  const long = context.measureText(text).width;
+  // The corner at the right is where the newest throughput stands.
+  const isFree = x + 6 + long < width - NEWEST_PIXELS;
+  const right = isFree || x - 6 - long < 0;
   context.textAlign = right ? 'left' : 'right';
-  label(context, colours, text, right ? x + 6 : x - 6, stripBand.y + stripBand.height - 8, colours.mark);
+  const y = stripBand.y + stripBand.height - (right && !isFree ? 21 : 8);
+  label(context, colours, text, right ? x + 6 : x - 6, y, colours.mark);
 }
 
 /** @param {CanvasRenderingContext2D} context @param {Scene} scene */
