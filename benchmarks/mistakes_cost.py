@@ -185,7 +185,7 @@ def _often(found: Finding, folder: Path) -> tuple[str, ...]:
 
 
 _LAYERS = ("--layer-seconds", "0.006", "--microbatches", "1")
-_FEW, _FEW_SECONDS = (2, 19), 0.15  # microbatches, and sequences of each; a layer's forward
+_FEW, _FEW_SECONDS = (2, 18), 0.15  # microbatches, and sequences of each; a layer's forward
 _RARE = 40  # steps from save to save
 MISTAKES = (
     Mistake(

@@ -127,7 +127,7 @@ def command_drift(before: Sequence[str], after: Sequence[str]) -> tuple[Drift, .
 
 
 def options_of(command: Sequence[str]) -> dict[str, str]:
-    """Return the options of a command line with their values; other words as "argument 1", "argument 2".
+    """Return the options of a command line with their values; other words are "argument 1", ...
 
     An option takes the word after it, unless that is an option: which ones take none is not known.
     """

@@ -177,7 +177,8 @@ def _finding(window: Window, replay: Replay, split: Split, steady: float) -> Fin
             _idle_text(split),
             f"Replay with all stages at their mean: {ms_text(split.balanced_step_ms)} a step "
             f"in place of {ms_text(split.step_ms)}",
-            f"{enough} microbatches or more bring the schedule's share to 5 %: "
+            f"{enough} microbatches or more bring the schedule's share to "
+            f"{percent_text(window.policy.bubble_goal)}: "
             f"{percent_text(split.gain_of_microbatches(enough))} more throughput at the same "
             "batch, less what smaller microbatches lose in the kernels; they hold no more "
             "activations"

@@ -6,6 +6,7 @@ stages. Transfers and overlap are not seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -98,11 +99,15 @@ class Stages:
         mean_ms = float(np.mean(self.usual_ms))
         saved_ms = float(np.max(self.usual_ms)) - mean_ms
         if self.microbatches and self.is_flushed:
-            work_ms = median(self.work_ms)
-            work = mean_ms if np.isnan(work_ms).any() else float(np.mean(work_ms))
             fill = (len(self.ranks) - 1) / (self.chunks * self.microbatches)
-            saved_ms = min(saved_ms, self.step_ms - mean_ms - fill * work)
+            saved_ms = min(saved_ms, self.step_ms - mean_ms - fill * self.mean_work_ms)
         return max(0.0, saved_ms) / self.step_ms
+
+    @property
+    def mean_work_ms(self) -> float:
+        """Return how long the mean stage runs forward and backward; all self time if not known."""
+        work_ms = median(self.work_ms)
+        return float(np.mean(self.usual_ms if np.isnan(work_ms).any() else work_ms))
 
 
 def stages_of(window: Window, microbatches: int) -> Stages | None:
@@ -195,9 +200,9 @@ def bubble_finding(window: Window, stages: Stages) -> Finding | None:
     if stages.is_one_by_one:
         return _one_by_one_finding(window, stages)
     count, extra = stages.microbatches, len(stages.ranks) - 1
-    enough = int(np.ceil(extra * (1 - policy.bubble_goal) / policy.bubble_goal))
-    # At the same batch a step is as long as all microbatches and the fill: m / (m + p - 1) works.
-    cost = 1.0 - (1.0 - schedule) / (1.0 - bubble_fraction(extra + 1, enough))
+    enough = math.ceil(round(extra * (1 - policy.bubble_goal) / policy.bubble_goal, 6))
+    # At the same batch stages work as long, and idle (p - 1) / m of that to fill and to drain.
+    cost = extra * (1 / count - 1 / enough) * stages.mean_work_ms / stages.step_ms
     confidence = 0.7
     return window.finding(
         "pipeline_bubble",

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankscope_server.findings.policy import POLICY
 from rankscope_server.findings.statistics import Array, median
 from rankscope_server.replay.recorded_program import NoReplay
 from rankscope_server.replay.replay import Replay
-
-_IDEAL_BUBBLE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +56,12 @@ class Split:
         return self.step_ms / self.balanced_step_ms - 1.0
 
     def enough_microbatches(self) -> int:
-        """Return the least number for which the schedule idles at most 5 %: (p-1)/(v m + p-1)."""
-        wanted = (self.num_stages - 1) * (1 - _IDEAL_BUBBLE) / _IDEAL_BUBBLE / self.num_chunks
+        """Return the least number for which the schedule idles at most so much as is aimed at.
+
+        It idles (p - 1) / (v m + p - 1).
+        """
+        goal = POLICY.bubble_goal
+        wanted = (self.num_stages - 1) * (1 - goal) / goal / self.num_chunks
         return math.ceil(round(wanted, 6))
 
     def gain_of_microbatches(self, number: int) -> float:
