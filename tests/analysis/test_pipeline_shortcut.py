@@ -66,6 +66,12 @@ def test_few_microbatches_are_told_in_few_steps() -> None:
     assert findings([60.0, 40.0, 40.0, 40.0], 16, steps=22) == []
 
 
+def test_two_stages_with_two_microbatches_are_told_where_all_works_as_planned() -> None:
+    """They idle a third of each step, and measured a hair less: the edge of what is said."""
+    (found,) = findings([40.0, 40.1], 2, noise=0.001)
+    assert found.kind == "pipeline_bubble"
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
 def test_an_even_pipeline_with_enough_microbatches_is_left_alone(noise: float) -> None:
     assert findings([40.0, 41.0, 40.0, 39.0], 16, noise) == []

@@ -193,10 +193,8 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
 def bubble_finding(window: Window, stages: Stages) -> Finding | None:
     """Return the advice on a pipeline that idles by its schedule, None where it is small."""
     schedule, policy = stages.schedule, window.policy
-    if schedule is None or schedule < policy.bubble_share or stages.idle < policy.bubble_share:
-        return None
-    if not stages.is_flushed:
-        return None
+    if schedule is None or schedule < policy.bubble_share or not stages.is_flushed:
+        return None  # flushed: it idles what its schedule says, or nearly so
     if stages.is_one_by_one:
         return _one_by_one_finding(window, stages)
     count, extra = stages.microbatches, len(stages.ranks) - 1
