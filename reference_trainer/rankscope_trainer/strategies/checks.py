@@ -126,15 +126,9 @@ def hogwild(settings: Settings, world_size: int) -> None:
         )
 
 
-_EQUAL_SHARES = {  # why each rank takes as many microbatches of a global batch
-    "fsdp": "gather weights together for each",
-    "ring": "add up means of equally many",
-}
-
-
 def global_batch(settings: Settings, world_size: int) -> None:
     """A fixed global batch is cut into microbatches, at least one for each rank."""
-    if settings.strategy not in ("ddp", *_EQUAL_SHARES):
+    if settings.strategy not in ("ddp", "fsdp", "ring"):
         remedy = "Leave it out, or choose ddp, fsdp or ring"
         raise SettingError("global_batch", f"{settings.strategy} has none", remedy)
     microbatches, rest = divmod(settings.global_batch, settings.batch_size)
@@ -145,11 +139,11 @@ def global_batch(settings: Settings, world_size: int) -> None:
             f" {settings.batch_size}, at least one for each of {world_size} ranks",
             f"Give a multiple of {settings.batch_size}, and enough for all ranks",
         )
-    if settings.strategy in _EQUAL_SHARES and microbatches % world_size:
+    if settings.strategy == "fsdp" and microbatches % world_size:
         raise SettingError(
             "global_batch",
             f"{microbatches} microbatches are not equally many on {world_size} ranks, which"
-            f" {_EQUAL_SHARES[settings.strategy]}",
+            " gather weights together for each",
             f"Give a multiple of {settings.batch_size * world_size}",
         )
 

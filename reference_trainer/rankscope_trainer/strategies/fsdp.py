@@ -92,7 +92,6 @@ class FullySharded(ShardedStrategy):
     def _share(self, world: World) -> None:
         """Take this rank's part of each step."""
         self.microbatches = self._settings.microbatches_by_rank(world.world_size)[world.rank]
-        self._microbatches_mean = self._settings.mean_microbatches(world.world_size)
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0
 
@@ -166,13 +165,13 @@ class FullySharded(ShardedStrategy):
         for index, (bytes_BT, next_BT) in enumerate(parts):
             # Until then each rank keeps the whole gradient: this trades memory for messages.
             self._sharded.set_requires_gradient_sync(index == len(parts) - 1)
-            loss = next_byte_loss(self.model(bytes_BT), next_BT) / self._microbatches_mean
+            loss = next_byte_loss(self.model(bytes_BT), next_BT) / len(parts)
             (loss * self._loss_scale).backward()
             total += loss.detach()
         for parameter in self.model.parameters():
             if parameter.grad is not None and self._loss_scale != 1.0:
                 parameter.grad.div_(self._loss_scale)
-        return total * (self._microbatches_mean / len(parts))  # the mean over its own
+        return total
 
     def validation_loss(self, batch: Sample) -> Tensor:
         """Return the loss of this rank's own part of the validation data."""
