@@ -12,9 +12,8 @@ Into --out come, for this version of Python and this kind of machine:
     SHA256SUMS                              of all of them
 
 The bundle is made of what pip resolves now, and is tried before it is packed: its `install` runs
-into an empty folder, without any registry. The times of files are those of the commit
-(SOURCE_DATE_EPOCH), so that the same inputs give the same bytes. Exit code 1, and a sentence, where
-a step fails.
+into an empty folder, without any registry. The times of files are those of the commit, or of
+SOURCE_DATE_EPOCH. Exit code 1, and a sentence, where a step fails.
 """
 
 from __future__ import annotations

@@ -231,8 +231,8 @@ def debian() -> Iterator[Debian]:
 @pytest.mark.timeout(1800)
 def test_the_debian_package_comes_and_goes(built: Path, debian: Debian) -> None:
     (package,) = built.glob("*.deb")
-    (debian.folder / "root" / package.name).write_bytes(package.read_bytes())
-    done = debian.run(f"dpkg --install /root/{package.name}")
+    (debian.folder / package.name).write_bytes(package.read_bytes())
+    done = debian.run(f"dpkg --install /{package.name}")
     assert done.returncode == 0, done.stderr
     said = debian.run("rankscope --version")
     assert said.stdout.split()[-1] == __version__, said.stderr
@@ -244,7 +244,7 @@ def test_the_debian_package_comes_and_goes(built: Path, debian: Debian) -> None:
     assert debian.run("dpkg --remove rankscope").returncode == 0
     assert not (debian.folder / "opt/rankscope").exists()
     assert debian.run("dpkg --purge rankscope").returncode == 0
-    left = debian.run("find / -xdev -name '*rankscope*' -not -path '/proc/*' -not -path '/root/*'")
+    left = debian.run("find / -xdev -mindepth 2 -name '*rankscope*' -not -path '/proc/*'")
     assert left.stdout == "", "nothing stays behind"
 
 
