@@ -11,11 +11,13 @@ from typing import Literal
 from rankscope.wire.chunk import Column
 from rankscope.wire.sample_columns import SAMPLE_KINDS
 from rankscope.wire.schema import AnyRecord, Chunk, ClockOffset, RankRegistered, RankState
+from rankscope_server.analysis.pacing import Pacing
 from rankscope_server.analysis.shedding import Load, Wish
 from rankscope_server.call_shapes import ShapedCalls
 from rankscope_server.diagnose import DETECTORS
 from rankscope_server.diagnose.attempt import AttemptState
 from rankscope_server.diagnose.shared.gaps import gaps_of
+from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorStatus, Finding
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.observe.baseline import RunSummary
@@ -59,6 +61,7 @@ class RunState:
         self.earlier: tuple[RunSummary, ...] = ()  # runs of the same job, from the store
         self.usual_lines: frozenset[str] = frozenset()  # of those of them that ended well
         self._attempts: dict[int, AttemptState] = {}
+        self._pacing: dict[int, Pacing] = {}  # by attempt
         self._clock_offsets: dict[str, ClockOffset] = {}
         self._machines, self._samples = MachineTable(), SampleTable()
         self._machine_chunks: OrderedDict[tuple[str, str, int], None] = OrderedDict()
@@ -177,7 +180,9 @@ class RunState:
             for record in self._clock_offsets.values():
                 attempt.apply_record(record)
             if len(self._attempts) > _MAX_ATTEMPTS:
-                del self._attempts[min(self._attempts)]
+                oldest = min(self._attempts)
+                del self._attempts[oldest]
+                self._pacing.pop(oldest, None)
         return self._attempts.get(number)
 
     def _newest(self) -> AttemptState | None:
@@ -204,22 +209,40 @@ class RunState:
                 now_ns, past, self.earlier, usual_lines=self.usual_lines, is_newest=is_newest
             )
             attempt.gaps = gaps_of(window)
-            attempt.results = []
-            for detector in DETECTORS:
-                result = detector.look(window)
-                if attempt.facts.is_recording:
-                    result = as_recorded(result)
-                elif attempt.is_of_spans:
-                    result = as_of_spans(result)
-                attempt.results.append(result)
-                findings = result.findings
-                if not _is_over(attempt):
-                    findings = attempt.steadiness.settle(
-                        detector.name, attempt.before, findings, now_ns, POLICY
-                    )
-                attempt.replace(detector.name, findings)
+            self._ask_detectors(attempt, window)
             attempt.is_news = False
         return group_findings(list(attempt.before.values()))
+
+    def _ask_detectors(self, attempt: AttemptState, window: Window) -> None:
+        """Let each detector look that is due, and all that follow one that finds something else."""
+        pacing = self._pacing.setdefault(attempt.attempt, Pacing())
+        is_paced, is_over = attempt.replays.defers, _is_over(attempt)
+        known = {result.status.name: result for result in attempt.results}
+        attempt.results = []
+        has_changed = False
+        for detector in DETECTORS:
+            result = known.get(detector.name)
+            if (
+                is_paced
+                and result is not None
+                and not has_changed
+                and not pacing.is_due(detector.name, window.now_ns)
+            ):
+                attempt.results.append(result)
+                continue
+            with pacing.measured(detector.name, window.now_ns):
+                result = detector.look(window)
+            if attempt.facts.is_recording:
+                result = as_recorded(result)
+            elif attempt.is_of_spans:
+                result = as_of_spans(result)
+            attempt.results.append(result)
+            findings = result.findings
+            if not is_over:
+                findings = attempt.steadiness.settle(
+                    detector.name, attempt.before, findings, window.now_ns, POLICY
+                )
+            has_changed |= attempt.replace(detector.name, findings)
 
     def _cost_at(self, now_ns: int, newest: AttemptState | None, *, has_news: bool) -> Cost | None:
         """Return what the run cost, worked out anew once in a while, and when it is over."""

@@ -314,14 +314,18 @@ class AttemptState:
                 known = self._layers.get(int(number), (-1, 0.0))
                 self._layers[int(number)] = max(known, (record.time_ns, value))
 
-    def replace(self, detector: str, findings: Iterable[Finding]) -> None:
+    def replace(self, detector: str, findings: Iterable[Finding]) -> bool:
         """Put what a detector finds now in place of what it found before.
 
         Those that look after it in the same second know it: one late look reports what many did.
+        Returns whether it finds something else, or as something worse or milder.
         """
-        for key in [key for key, old in self.before.items() if old.detector == detector]:
+        gone = {key: old for key, old in self.before.items() if old.detector == detector}
+        for key in gone:
             del self.before[key]
-        self.before.update((finding.key, finding) for finding in findings)
+        now = {finding.key: finding for finding in findings}
+        self.before.update(now)
+        return _said_by(gone) != _said_by(now)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -452,6 +456,10 @@ def _by_host(events: Collectives, hosts: Mapping[int, str]) -> Iterator[tuple[st
     begins = np.searchsorted(of_host[order], np.arange(len(numbers) + 1))
     for host, place in numbers.items():
         yield host, order[begins[place] : begins[place + 1]]
+
+
+def _said_by(findings: Mapping[str, Finding]) -> set[tuple[str, str, str]]:
+    return {(key, one.severity, one.state) for key, one in findings.items()}
 
 
 def _end_order(record: RankEnded) -> tuple[bool, int, str]:

@@ -8,6 +8,7 @@ peers. In a pipeline what its stages wait for each other, without the transfers,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,6 @@ from rankscope_server.observe.exchanges import exchanges_of
 from rankscope_server.observe.rank_cost import change_of_work, healthy_columns
 from rankscope_server.replay.recorded_program import NoReplay
 from rankscope_server.replay.what_if import WhatIf, what_if
-from rankscope_server.verdict.budget import shared_block
 
 _DIVIDING_STEPS = 64  # of which it is known what each wait was for
 MAX_STEPS = 2_048  # of an attempt, the newest, that divide its waits
@@ -120,22 +120,32 @@ def waits_of(window: Window, accused: Sequence[_Accused]) -> Waits | None:
     """Return how the waits of an attempt are divided; None where no step shows any."""
     table = window.steps
     first = max(0, table.num_steps - MAX_STEPS)
-    blocked = table.get("blocked", first).astype(np.float64)
-    blocked[np.isnan(table.get("own", first))] = np.nan  # its waits were not seen
-    if not np.nansum(blocked):
+    blocked = table.get("blocked", first)
+    unseen = np.isnan(table.get("own", first))
+    if unseen.any():
+        blocked = np.where(unseen, np.nan, blocked)
+    total = float(np.nansum(blocked, dtype=np.float64))
+    if not total:
         return None
     ranks = table.ranks
     roles = [window.ranks[rank].stage if rank in window.ranks else -1 for rank in ranks]
-    shared = np.nan_to_num(shared_block(blocked, roles))
-    waited = np.maximum(blocked - shared, 0.0)
-    late = _lateness(blocked, roles, _slow_cells(table.steps[first:], ranks, accused))
-    straggling = np.fmin(waited, late)
-    total = float(np.nansum(straggling))
+    counts = Counter(roles)
+    has_peers = np.array([counts[role] > 1 for role in roles])
+    is_known = ~np.isnan(blocked)
+    # the shortest block of a step is that of all its ranks that have peers
+    num_sharing = is_known.sum(axis=0) if has_peers.all() else is_known[has_peers].sum(axis=0)
+    shortest = np.nan_to_num(np.fmin.reduce(blocked, axis=0)).astype(np.float64)
+    communication = float(num_sharing @ shortest)
+    slow = _slow_cells(table.steps[first:], ranks, accused)
+    straggling = 0.0
+    if slow.any():
+        waited = np.maximum(blocked - np.where(has_peers[:, None], shortest, 0.0), 0.0)
+        straggling = float(np.nansum(np.minimum(waited, _lateness(blocked, roles, slow))))
     found = Waits(
-        communication=float(np.nansum(np.fmin(blocked, shared))),
-        straggling=total,
-        others=float(np.nansum(waited)) - total,
-        num_steps=int(np.any(~np.isnan(blocked), axis=0).sum()),
+        communication=communication,
+        straggling=straggling,
+        others=max(total - communication - straggling, 0.0),
+        num_steps=int(is_known.any(axis=0).sum()),
     )
     return found if max(roles, default=-1) < 1 else _with_bubble(window, found)
 
