@@ -60,6 +60,7 @@ _MAX_STACKS = 24  # of a rank
 _MAX_LOCAL_RANKS = 32  # of a host whose clocks are compared with each other
 _LOCAL_STRIDE = 4  # of the operations that are: a clock that is wrong stays so
 _MAX_WAITING_OF_HOST = 4_096  # of these
+_FEW_HOSTS = 16
 LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
 
 
@@ -219,7 +220,7 @@ class AttemptState:
         self.times.add(events)
         self.calls.add(events)
         self.stages.add(events)
-        timed = synchronising(events)
+        timed = synchronising(events, min(self.clocks.stride_of(events.groups), _LOCAL_STRIDE))
         self.clocks.add(timed, {rank: known.host for rank, known in self.ranks.items()})
         is_kept = (timed["sequence"] & (_LOCAL_STRIDE - 1)) == 0
         self._waiting_timed.append(timed.where(np.flatnonzero(is_kept), tuple(timed.numbers)))
@@ -399,7 +400,8 @@ class AttemptState:
     ) -> Window:
         """Return what detectors look at."""
         self.take_waiting()
-        self._compare_on_hosts()
+        if len(self.rank_clocks) <= _FEW_HOSTS or not self.replays.defers:
+            self._compare_on_hosts()  # of more hosts some at a time are looked at anyway
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
             self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)

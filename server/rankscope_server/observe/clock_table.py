@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 
 import numpy as np
@@ -116,6 +116,11 @@ class ClockTable:
         places = np.flatnonzero(is_kept) if chosen is None else chosen[is_kept]
         kept: Array = places[events["arrived_ns"][places] >= self._since_ns]
         return kept
+
+    def stride_of(self, groups: Iterable[str]) -> int:
+        """Return of which numbers some of these groups keep every one, a power of two."""
+        known = (self._operations.get(group) for group in groups)
+        return min((self._stride if held is None else held.stride for held in known), default=1)
 
     def _take(
         self, group: str, numbers: Array, clocks: Array, starts_ns: Array, ends_ns: Array
@@ -281,15 +286,24 @@ def _leads_ms(meetings: Meetings, num_hosts: int, cut_ns: int) -> Array:
     return leads
 
 
-def synchronising(events: Collectives) -> Collectives:
-    """Return the events that clocks are aligned by: none of them ends before all have begun."""
-    good = events.of_shapes(
+def synchronising(events: Collectives, stride: int = 1) -> Collectives:
+    """Return the events that clocks are aligned by: none of them ends before all have begun.
+
+    Of every `stride`th number, a power of two.
+    """
+    names = ("sequence", "arrived_ns", "duration_ns")
+    is_good = [
         shape.operation in SYNCHRONISING
         and (shape.size_bytes > 0 or shape.operation == "barrier")
         for shape in events.shapes
-    ) != 0  # fmt: skip
+    ]  # fmt: skip
+    if stride > 1:  # the rest is of the few that are left
+        events = events.where(
+            np.flatnonzero((events["sequence"] & (stride - 1)) == 0), (*names, "state")
+        )
+    good = events.of_shapes(is_good) != 0
     good &= (events["state"] == ENDED) & (events["duration_ns"] >= 0) & (events["sequence"] > 0)
-    return events.where(np.flatnonzero(good), ("sequence", "arrived_ns", "duration_ns"))
+    return events.where(np.flatnonzero(good), names)
 
 
 def _met_in(

@@ -63,6 +63,11 @@ class Collectives:
         """Return, for each of some events, the value of its rank."""
         return _looked_up(self.rank[chosen], value_of)
 
+    @property
+    def groups(self) -> list[str]:
+        """Return the groups, in the order in which shapes name them."""
+        return self._groups[0]
+
     def of_groups(self, value_of: Callable[[str], int], chosen: Array | slice) -> Array:
         """Return, for each of some events, the value of its group."""
         groups, of_shape = self._groups
@@ -127,14 +132,32 @@ def side_by_side(chunks: Sequence[RankCalls]) -> Collectives:
             found = np.array([places.setdefault(one, len(places)) for one in shapes], np.int64)
             known[id(shapes)] = found
         codes.append(found[chunk.calls.codes])
-    numbers = {
-        name: np.concatenate([np.asarray(chunk.columns[name], np.int64) for chunk in chunks])
-        for name in NUMBERS
-    }
     ranks = [np.broadcast_to(chunk.rank, len(chunk.calls.codes)) for chunk in chunks]
     return Collectives(
         rank=np.concatenate(ranks).astype(np.int64, copy=False),
-        numbers=numbers,
+        numbers=_Joined(chunks),
         codes=np.concatenate(codes),
         shapes=list(places),
     )
+
+
+class _Joined(dict[str, Array]):
+    """The columns of some chunks one after the other, each made when it is asked for."""
+
+    def __init__(self, chunks: Sequence[RankCalls]) -> None:
+        super().__init__()
+        self._chunks = chunks
+
+    def __missing__(self, name: str) -> Array:
+        columns = [np.asarray(chunk.columns[name], np.int64) for chunk in self._chunks]
+        self[name] = found = _as_one(columns)
+        return found
+
+
+def _as_one(columns: Sequence[Array]) -> Array:
+    """Return columns one after the other; where all hold one value, that takes no memory."""
+    if all(len(column) and column.strides == (0,) for column in columns):
+        values = {int(column[0]) for column in columns}
+        if len(values) == 1:
+            return np.broadcast_to(np.int64(values.pop()), sum(map(len, columns)))
+    return np.concatenate(columns)

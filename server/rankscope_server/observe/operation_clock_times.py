@@ -74,7 +74,7 @@ class OperationClockTimes:
         known_ns = np.max(self._starts_ns, axis=1, initial=-NEVER_NS)
         times_ns = np.append(known_ns, starts_ns[first])[place]
         while len(held) > 2 * KEPT:
-            if abs(int(times_ns[-1] - times_ns[0])) >= _MIN_SPAN_NS:
+            if abs(int(times_ns[-1] - times_ns[-KEPT])) >= _MIN_SPAN_NS:
                 held, times_ns = held[-KEPT:], times_ns[-KEPT:]
             else:
                 self.stride *= 2

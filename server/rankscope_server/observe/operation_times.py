@@ -24,19 +24,22 @@ class OperationTimes:
 
     def add(self, events: Collectives) -> None:
         """Take collectives of ranks."""
-        duration = events["duration_ns"]
+        duration, codes = events["duration_ns"], events.codes
         good = (events["state"] == ENDED) & (duration >= 0)
         good &= events["step"] > 1  # the first step includes start-up
-        octaves = np.log2(np.maximum(duration[good], 1000) / 1000)
-        bins = np.minimum((octaves * _BINS_PER_OCTAVE).astype(np.int64), _NUM_BINS - 1)
+        if not good.all():
+            duration, codes = duration[good], codes[good]
+        octaves = np.log2(np.maximum(duration, 1000).astype(np.float32) / np.float32(1000))
+        octaves *= _BINS_PER_OCTAVE
+        bins = np.minimum(octaves, _NUM_BINS - 1).astype(np.int64)
         places: dict[Key, int] = {}
         sizes = size_bucket(np.array([shape.size_bytes for shape in events.shapes])).tolist()
         keys = [
             places.setdefault((shape.group, shape.operation, size), len(places))
             for shape, size in zip(events.shapes, sizes, strict=True)
         ]
-        cells = events.of_shapes(keys)[good] * _NUM_BINS + bins
-        found = np.bincount(cells, minlength=len(places) * _NUM_BINS).reshape(-1, _NUM_BINS)
+        bins += (np.array(keys, np.int64) * _NUM_BINS)[codes]
+        found = np.bincount(bins, minlength=len(places) * _NUM_BINS).reshape(-1, _NUM_BINS)
         for key, row in zip(places, found, strict=True):
             if not row.any():
                 continue
