@@ -14,6 +14,7 @@ from rankscope_server.findings.policy import POLICY
 from rankscope_server.observe.clock_table import ClockTable, synchronising
 from rankscope_server.observe.clocks import SERVER, Clocks
 from rankscope_server.observe.collectives import Collectives
+from rankscope_server.observe.operation_clock_times import KEPT, OperationClockTimes
 from tests.analysis.collective_columns import MS, START_NS, columns_of
 from tests.analysis.simulator import say
 
@@ -246,3 +247,17 @@ def test_a_thousand_hosts_are_aligned_in_two_seconds() -> None:
     say(f"clocks of 1,024 hosts: {took:.2f} s, largest error {error.max():.2f} ms")
     assert (error <= band + 2e-3).all()
     assert took < 3.0
+
+
+@pytest.mark.parametrize("at_once", [100, 2_000])
+def test_operations_that_are_kept_span_half_a_minute_however_they_come(at_once: int) -> None:
+    table, numbers = OperationClockTimes(1), np.arange(1, 4_001)
+    starts_ns = START_NS + numbers * 17_500_000  # 57 a second
+    for begin in range(0, len(numbers), at_once):
+        part = slice(begin, begin + at_once)
+        kept = table.is_kept(numbers[part])
+        columns = (numbers, np.zeros(len(numbers), np.int64), starts_ns, starts_ns + 1_000_000)
+        table.put(*(column[part][kept] for column in columns))
+    starts, _ = table.newest(KEPT)
+    assert int(starts.max() - starts.min()) >= 30_000_000_000
+    assert len(table.numbers) <= 2 * KEPT

@@ -9,7 +9,7 @@ from time import thread_time
 # What stops a job, or which rank slows it down, is said at once; the others build on that.
 URGENT = frozenset({"straggler", "stopped-process", "hang", "desync", "root-cause", "regrouping"})
 # Clocks of many hosts are compared one after the other: to wait would bring all at once.
-_PACES_ITSELF = frozenset({"clock"})
+PACE_THEMSELVES = frozenset({"clock"})
 SHARE = 0.005  # of a core that each of the others may use
 LITTLE_SECONDS = 0.01  # a look that takes no longer is no reason to wait
 MOST_SECONDS = 30.0
@@ -32,7 +32,7 @@ class Pacing:
         began = thread_time()
         yield
         took = thread_time() - began
-        if detector not in URGENT | _PACES_ITSELF and took > LITTLE_SECONDS:
+        if detector not in URGENT | PACE_THEMSELVES and took > LITTLE_SECONDS:
             self._due_ns[detector] = now_ns + int(min(took / SHARE, MOST_SECONDS) * 1e9)
         else:
             self._due_ns.pop(detector, None)

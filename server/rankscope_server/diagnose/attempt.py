@@ -32,6 +32,7 @@ from rankscope_server.findings.finding import DetectorResult, Finding
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.findings.statistics import Array
 from rankscope_server.findings.steadiness import Steadiness
+from rankscope_server.observe.alike import alike
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.calls import CallTable
 from rankscope_server.observe.clock_table import ClockTable, synchronising
@@ -214,11 +215,11 @@ class AttemptState:
         if calls:
             events = side_by_side(calls)
             self.replays.events.add(calls, events)
+            self.calls.add(events, alike(calls))
             self._take_collectives(events)
 
     def _take_collectives(self, events: Collectives) -> None:
         self.times.add(events)
-        self.calls.add(events)
         self.stages.add(events)
         timed = synchronising(events, min(self.clocks.stride_of(events.groups), _LOCAL_STRIDE))
         self.clocks.add(timed, {rank: known.host for rank, known in self.ranks.items()})

@@ -16,6 +16,7 @@ from rankscope.wire.arrays import distinct, sorted_distinct
 from rankscope.wire.schema import FLAG_P2P, RankState
 from rankscope_server.call_shapes import CallShape
 from rankscope_server.findings.statistics import Array
+from rankscope_server.observe.alike import Alike, Callers
 from rankscope_server.observe.collectives import Collectives
 
 # Numbers of a group that are not complete. A chunk holds up to some thousand calls of one rank,
@@ -57,7 +58,8 @@ class Call(NamedTuple):
 class Made(NamedTuple):
     """Calls of one group, arrays of one length, in the order they came."""
 
-    rank: Array
+    by: Array  # of each, the set of `callers` that made it
+    callers: Callers
     number: Array
     code: Array  # a place in `CallTable.calls`
     at: Array  # where step and time of each are: only those of calls that differ are read
@@ -70,9 +72,36 @@ class Made(NamedTuple):
         if chosen.dtype == bool and chosen.all():
             return self
         return self._replace(
-            rank=self.rank[chosen], number=self.number[chosen], code=self.code[chosen],
+            by=self.by[chosen], number=self.number[chosen], code=self.code[chosen],
             at=self.at[chosen],
         )  # fmt: skip
+
+    @property
+    def is_of_single(self) -> bool:
+        """Return whether one rank alone made each of them."""
+        return bool(self.callers.ranks.shape[1] == 1)
+
+    @property
+    def rank(self) -> Array:
+        """Return the first rank of each."""
+        found: Array = self.callers.ranks[self.by, 0]
+        return found
+
+    def each(self) -> tuple[Made, Array]:
+        """Return the calls of each rank for itself, and the place of each among these."""
+        if self.is_of_single:
+            return self, np.arange(len(self.by))
+        sizes = self.callers.sizes[self.by]
+        places = np.repeat(np.arange(len(sizes)), sizes)
+        member = np.arange(len(places)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        by, made = self.by[places], self.where(places)
+        ranks, at = self.callers.ranks[by, member], made.at + self.callers.shifts[by, member]
+        return made._replace(by=np.arange(len(ranks)), callers=single(ranks), at=at), places
+
+
+def single(ranks: Array) -> Callers:
+    """Return sets of one rank each."""
+    return Callers(ranks[:, None], np.zeros((len(ranks), 1), np.int64), np.ones(len(ranks), int))
 
 
 class Exchanges:
@@ -146,8 +175,8 @@ class Track:
         # In a thinned step no chunk completes what is known from states alone.
         self._is_from_chunk = np.zeros(0, bool)
         self._ranks = np.zeros(0, np.int64)
-        # Rows lie one after the other in memory: cells are found by one number.
-        self._has_called = np.zeros((0, 0), bool)  # ranks x numbers
+        # Whether all have called a number is asked of neighbours in memory.
+        self._has_called = np.zeros((0, 0), bool)  # numbers x ranks
         self._known_calls = np.zeros((0, 0), bool)  # ranks x codes
 
     # --- reading -----------------------------------------------------------------------------
@@ -209,13 +238,14 @@ class Track:
         at = self._place(number)
         if at is None or self._is_agreed[at]:
             return {}
-        return {int(self._codes[at]): mask_of(self._ranks[self._has_called[:, at]].tolist())}
+        return {int(self._codes[at]): mask_of(self._ranks[self._has_called[at]].tolist())}
 
     # --- writing -----------------------------------------------------------------------------
 
     def put(self, made: Made, calls: list[Call], kinds: Array) -> None:
         """Take calls; the same call again changes nothing. `kinds` are calls without their site."""
-        self._know(np.flatnonzero(np.bincount(made.rank)), np.zeros(0, np.int64))
+        sets = distinct(made.by)
+        self._know(distinct(made.callers.ranks[sets].reshape(-1)), np.zeros(0, np.int64))
         self._note_sites(made, calls)
         numbers = distinct(made.number)
         wanted = (numbers > self.given_up) & (numbers <= self.broken + _AFTER)
@@ -225,6 +255,7 @@ class Track:
         if not len(numbers):
             return
         if self.alias:
+            made, _ = made.each()
             made = made._replace(code=self._in_their_terms(made))
         self._know(np.zeros(0, np.int64), numbers)
         self.newest = max(self.newest, int(numbers[-1]))
@@ -260,16 +291,16 @@ class Track:
         all_ranks, all_numbers = _united(self._ranks, ranks), _united(self._numbers, numbers)
         rows = np.searchsorted(all_ranks, self._ranks)
         columns = np.searchsorted(all_numbers, self._numbers)
-        has_called = np.zeros((len(all_ranks), len(all_numbers)), bool)
+        has_called = np.zeros((len(all_numbers), len(all_ranks)), bool)
         if len(all_ranks) > len(self._ranks):
-            has_called[np.ix_(rows, columns)] = self._has_called
+            has_called[np.ix_(columns, rows)] = self._has_called
             known_calls = np.zeros((len(all_ranks), self._known_calls.shape[1]), bool)
             known_calls[rows] = self._known_calls
             self._known_calls = known_calls
         elif len(columns) and columns[-1] == len(columns) - 1:  # new ones come after all
-            has_called[:, : len(columns)] = self._has_called
+            has_called[: len(columns)] = self._has_called
         else:
-            has_called[:, columns] = self._has_called
+            has_called[columns] = self._has_called
         self._has_called = has_called
         codes = np.full(len(all_numbers), _UNCALLED)
         codes[columns] = self._codes
@@ -282,10 +313,11 @@ class Track:
         if self._known_calls.shape[1] < len(calls):
             more = np.zeros((len(self._ranks), len(calls) - self._known_calls.shape[1]), bool)
             self._known_calls = np.concatenate([self._known_calls, more], axis=1)
-        rows = _places(self._ranks, made.rank)
-        news = ~self._known_calls.reshape(-1)[rows * self._known_calls.shape[1] + made.code]
+        sets, codes = divmod(distinct(made.by * len(calls) + made.code), len(calls))
+        rows = _places(self._ranks, made.callers.ranks[sets])
+        news = ~self._known_calls[rows, codes[:, None]]
         if news.any():
-            pairs = np.unique(rows[news] * len(calls) + made.code[news])
+            pairs = np.unique((rows * len(calls) + codes[:, None])[news])
             for row, code in np.stack(divmod(pairs, len(calls)), axis=1).tolist():
                 self._known_calls[row, code] = True
                 self.sites.setdefault(int(self._ranks[row]), set()).add(calls[code].site)
@@ -301,8 +333,13 @@ class Track:
         return np.where(self._alias_keys[at] == keys, self._alias_codes[at], made.code)
 
     def _take(self, made: Made, places: Array, kinds: Array) -> None:
+        if not made.is_of_single:
+            if self._is_as_known(made, places):
+                return
+            made, of = made.each()
+            places = places[of]
         rows = _places(self._ranks, made.rank)
-        cells, had_called = rows * len(self._numbers) + places, self._has_called.copy()
+        cells, had_called = places * len(self._ranks) + rows, self._has_called.copy()
         self._has_called.reshape(-1)[cells] = True
         if np.count_nonzero(self._has_called) - np.count_nonzero(had_called) < len(rows):
             news = ~had_called.reshape(-1)[cells] & self._is_first(rows, places)
@@ -314,12 +351,28 @@ class Track:
             odd = np.flatnonzero(self._is_odd[places])
             self._differing(made.where(odd), places[odd], kinds)
 
+    def _is_as_known(self, made: Made, places: Array) -> bool:
+        """Take calls that are those of the others, as nearly all are; else return False."""
+        codes = self._codes.copy()
+        unknown = codes[places] == _UNCALLED
+        codes[places[unknown][::-1]] = made.code[unknown][::-1]  # the first one stays
+        if (made.code != codes[places]).any() or self._is_odd[places].any():
+            return False
+        self._codes = codes
+        rows = _places(self._ranks, made.callers.ranks)
+        cells, at = self._has_called.reshape(-1), places * len(self._ranks)
+        is_single = made.callers.sizes[made.by] == 1
+        cells[at[is_single] + rows[made.by[is_single], 0]] = True
+        is_many = ~is_single
+        cells[at[is_many, None] + rows[made.by[is_many]]] = True
+        return True
+
     def _is_first(self, rows: Array, places: Array) -> Array:
         """Return which calls are the first of their rank and number."""
         order = np.empty(self._has_called.shape, np.int32)
         turn = np.arange(len(rows), dtype=np.int32)
-        order[rows[::-1], places[::-1]] = turn[::-1]  # of equal places the last write stays
-        found: Array = order[rows, places] == turn
+        order[places[::-1], rows[::-1]] = turn[::-1]  # of equal places the last write stays
+        found: Array = order[places, rows] == turn
         return found
 
     def _differing(self, made: Made, places: Array, kinds: Array) -> None:
@@ -332,7 +385,7 @@ class Track:
             codes, ranks = made.code[begin:end].tolist(), made.rank[begin:end].tolist()
             row = self._differ.get(number)
             if row is None:
-                called = mask_of(self._ranks[self._has_called[:, at]].tolist())
+                called = mask_of(self._ranks[self._has_called[at]].tolist())
                 before = called & ~mask_of(ranks)
                 row = self._differ[number] = {int(self._codes[at]): before} if before else {}
             for code, rank in zip(codes, ranks, strict=True):
@@ -348,7 +401,10 @@ class Track:
     def _agree_on_complete(self) -> None:
         if self.num_members:
             waits = np.flatnonzero(~self._is_agreed & ~self._is_odd)
-            whole = self._has_called[:, waits].sum(axis=0) == self.num_members
+            if len(self._ranks) == self.num_members:
+                whole = self._has_called[waits].all(axis=1)
+            else:
+                whole = self._has_called[waits].sum(axis=1) == self.num_members
             self._is_agreed[waits[whole]] = True
 
     def _forget(self) -> None:
@@ -377,7 +433,7 @@ class Track:
         self._numbers, self._codes = self._numbers[kept], self._codes[kept]
         self._is_agreed, self._is_odd = self._is_agreed[kept], self._is_odd[kept]
         self._is_from_chunk = self._is_from_chunk[kept]
-        self._has_called = self._has_called.take(np.flatnonzero(kept), axis=1)
+        self._has_called = self._has_called[kept]
 
 
 class CallTable:
@@ -412,27 +468,34 @@ class CallTable:
         self._states.clear()
         self._tracks = {name: Track(track.num_members) for name, track in self._tracks.items()}
 
-    def add(self, events: Collectives) -> None:
-        """Take collectives of ranks."""
+    def add(self, events: Collectives, together: Alike | None = None) -> None:
+        """Take collectives of ranks; `together` are those of them that stand for all."""
+        if self._since_ns:  # some are of another program
+            together = None
         self._take_states()
-        codes = events.of_shapes(self._code(_key(shape)) for shape in events.shapes)
-        number, time_ns = events["sequence"], events["arrived_ns"]
-        keep = (number > 0) & ((events["flags"] & FLAG_P2P) == 0)
+        chosen = np.arange(len(events)) if together is None else together.places
+        by = np.arange(len(events)) if together is None else together.of
+        callers = single(events.rank) if together is None else together.callers
+        codes = np.array([self._code(_key(shape)) for shape in events.shapes])[events.codes[chosen]]
+        keep = self._is_kept(events, chosen, codes)
+        if not keep.all():
+            chosen, by, codes = chosen[keep], by[keep], codes[keep]
+        number, step, time_ns = events["sequence"], events["step"], events["arrived_ns"]
+        for group, those in events.places_by_group(chosen):
+            at = chosen[those]
+            made = Made(
+                by[those], callers, number[at], codes[those], at, step, time_ns, is_state=False
+            )
+            self._put(group, made)
+        self._put_exchanges(events)
+
+    def _is_kept(self, events: Collectives, chosen: Array, codes: Array) -> Array:
+        keep: Array = (events["sequence"][chosen] > 0) & (events["flags"][chosen] & FLAG_P2P == 0)
         if self._since_ns:
-            keep &= time_ns >= self._since_ns
+            keep &= events["arrived_ns"][chosen] >= self._since_ns
         if len(self.calls) >= MAX_CALLS:
             keep &= codes != _TOO_MANY
-        of_shapes = [shape.operation in EXCHANGES for shape in events.shapes]
-        is_exchange = events.of_shapes(of_shapes) if any(of_shapes) else None
-        for group, chosen in events.by_group(np.flatnonzero(keep)):
-            rank = events.rank[chosen]
-            made = Made(
-                rank, number[chosen], codes[chosen], chosen, events["step"], time_ns,
-                is_state=False,
-            )  # fmt: skip
-            self._put(group, made)
-            if is_exchange is not None:
-                self._put_exchanges(group, events, chosen[is_exchange[chosen] != 0])
+        return keep
 
     def add_state(self, state: RankState) -> None:
         """Take the last and the oldest open call of each group of a rank: chunks report them later,
@@ -460,19 +523,27 @@ class CallTable:
         for group, rows in states.items():
             rank, number, code, step, time_ns = np.array(rows, np.int64).T
             at = np.arange(len(rows))
-            self._put(group, Made(rank, number, code, at, step, time_ns, is_state=True))
+            made = Made(at, single(rank), number, code, at, step, time_ns, is_state=True)
+            self._put(group, made)
 
     def _put(self, group: str, made: Made) -> None:
-        self.num_taken += len(made.rank)
+        self.num_taken += int(made.callers.sizes[made.by].sum())
         track = self._tracks.setdefault(group, Track())
         track.put(made, self.calls, np.array(self._hard))
 
-    def _put_exchanges(self, group: str, events: Collectives, chosen: Array) -> None:
-        track = self._tracks[group]
-        names = ("sequence", "input_bytes", "output_bytes")
-        number, sent, expected = (events[name][chosen] for name in names)
-        rows = np.stack([number, events.rank[chosen], sent, expected], axis=1)
-        track.exchanges.put(rows[(number > track.given_up) & (sent >= 0)])
+    def _put_exchanges(self, events: Collectives) -> None:
+        are_exchanges = [shape.operation in EXCHANGES for shape in events.shapes]
+        if not any(are_exchanges):
+            return
+        of_all = np.flatnonzero(events.of_shapes(are_exchanges))
+        codes = np.zeros(len(of_all), np.int64)
+        kept = of_all[self._is_kept(events, of_all, codes)]
+        for group, chosen in events.by_group(kept):
+            track = self._tracks[group]
+            names = ("sequence", "input_bytes", "output_bytes")
+            number, sent, expected = (events[name][chosen] for name in names)
+            rows = np.stack([number, events.rank[chosen], sent, expected], axis=1)
+            track.exchanges.put(rows[(number > track.given_up) & (sent >= 0)])
 
     def _code(self, key: tuple[str, str, str, int, int, str]) -> int:
         """Return the code of a call; raw values that mean the same have the same one."""
