@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,9 +17,11 @@ from rankscope.wire import schema
 from rankscope.wire.chunk import RANK, Column, encode_chunk
 from rankscope_server.analysis import loop as analysis_loop
 from rankscope_server.analysis.shedding import Load, Wish
+from rankscope_server.analysis.state import Work
 from rankscope_server.api.app import create_app
 from rankscope_server.api.findings import schema as schema_of_findings
 from rankscope_server.findings.finding import Finding
+from rankscope_server.replay.replay_table import Deferred
 from rankscope_server.settings import Settings
 from rankscope_server.store import restart
 from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Look, Verdict
@@ -50,6 +53,8 @@ class Script:
         self.status: Any = "running"
         self.states: list[FakeState] = []
         self.looks: list[tuple[int, float]] = []  # at which time, how far behind
+        self.deferred: list[Work] = []  # by the next look
+        self.adopted: list[object] = []
 
     def make(self, run_id: str) -> FakeState:
         self.states.append(FakeState(run_id, self))
@@ -71,8 +76,15 @@ class FakeState:
         assert set(columns) - {RANK} == set(schema.CHUNK_COLUMNS[chunk.kind])
         self.chunks.append(chunk)
 
-    def catch_up(self) -> None:
-        """Nothing of these runs takes long."""
+    def deferred(self) -> list[Work]:
+        deferred, self.script.deferred = self.script.deferred, []
+        return deferred
+
+    def adopt(self, work: Work, made: object) -> None:
+        self.script.adopted.append(made)
+
+    def give_up(self, work: Work) -> None:
+        """It is no longer under way."""
 
     def look(self, now_ns: int, behind_seconds: float = 0.0, *, defers: bool = False) -> Look:
         self.script.looks.append((now_ns, behind_seconds))
@@ -130,6 +142,34 @@ def test_a_run_is_behind_until_a_look_has_seen_its_batches(
     assert behind() == 0
     run.send(log_line("more"))
     assert behind() == 1
+
+
+def test_what_a_look_defers_is_made_beside_the_looks_and_seen_by_a_later_one(
+    run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    thread_names: list[str] = []
+
+    def make() -> str:
+        thread_names.append(threading.current_thread().name)
+        return "made"
+
+    def fail() -> None:
+        raise ZeroDivisionError("no rows")
+
+    def deferred(make: Callable[[], object]) -> Work:
+        return Work(0, Deferred("replay", np.zeros(0, np.int64), (), 0, make))
+
+    def looked() -> bool:
+        look()
+        return bool(script.adopted)
+
+    script.deferred = [deferred(fail), deferred(make)]
+    wait_for(looked, "what was made")
+    assert script.adopted == ["made"]
+    assert thread_names != [threading.current_thread().name]
+    before = len(script.looks)
+    look()  # what failed is not asked for again by the loop
+    assert len(script.looks) == before + 1
 
 
 def test_the_life_of_a_finding(run: Sender, script: Script, look: Callable[[], None]) -> None:

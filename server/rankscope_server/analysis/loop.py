@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ from rankscope_server.analysis.following import newest_block, read_others
 from rankscope_server.analysis.keeping import Keeper
 from rankscope_server.analysis.notable_lines import notable_lines, usual_lines
 from rankscope_server.analysis.shedding import Load, Shedding
-from rankscope_server.analysis.state import RunState
+from rankscope_server.analysis.state import RunState, Work
 from rankscope_server.analysis.stored_findings import Outcome, store_failure, store_look
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.chunks import ValidatedChunk
@@ -98,6 +99,7 @@ class LiveRun:
     failure: str = ""
     failure_logged: float = 0.0
     keeper: Keeper = field(default_factory=Keeper)
+    making: list[tuple[Work, Future[object]]] = field(default_factory=list)
 
     def is_due(self, now: float) -> bool:
         """Return whether a look may find something else; `now` is of the monotonic clock.
@@ -144,6 +146,7 @@ class LiveRun:
     def read_later(self) -> None:
         """Forget what waits and what is known: the store holds both."""
         self.state = None
+        self.making.clear()
         self.waiting.clear()
         self.waiting_events = self.waiting_bytes = 0
 
@@ -181,6 +184,7 @@ class AnalysisLoop:
         self.shedding = Shedding()
         self._stop, self._many_wait = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-analysis", daemon=True)
+        self._makers = ThreadPoolExecutor(1, "rankscope-replay")
 
     def start(self) -> None:
         """Take up the runs that were live when the server ended, and begin to look."""
@@ -196,6 +200,7 @@ class AnalysisLoop:
         self._stop.set()
         self._many_wait.set()
         self._thread.join(timeout_seconds)
+        self._makers.shutdown(wait=False, cancel_futures=True)
 
     @property
     def num_runs(self) -> int:
@@ -317,16 +322,20 @@ class AnalysisLoop:
             is_behind = self._intake.own_delay_seconds() > BEHIND_SECONDS
             most = _MAX_PAUSE_BEHIND_SECONDS if is_behind else _MAX_PAUSE_SECONDS
             due = ended + max(min(4.0 * (ended - began), most), self._settings.look_seconds)
-            self._catch_up()
         self._keep_all()
 
-    def _catch_up(self) -> None:
-        """Do what the last looks deferred while the next ones are not due."""
-        for run_id, run in list(self._runs.items()):
-            state = run.state
-            if state is not None:
-                with self._guarded(run_id, run):
-                    state.catch_up()
+    def _make_deferred(self, run: LiveRun, state: RunState) -> None:
+        """Have made what the look deferred, beside this thread; a later look takes it."""
+        for work in state.deferred():
+            run.making.append((work, self._makers.submit(work.what.make)))
+
+    @staticmethod
+    def _adopt_made(run: LiveRun, state: RunState) -> None:
+        """Give a run what was made of what its looks deferred."""
+        for work, future in [one for one in run.making if one[1].done()]:
+            run.making.remove((work, future))
+            state.give_up(work)
+            state.adopt(work, future.result())
 
     def _take_many(self) -> None:
         """Give what waits of runs that send much to their tables."""
@@ -412,8 +421,10 @@ class AnalysisLoop:
     def _look_once(self, run_id: str, run: LiveRun, began: float) -> None:
         with self._guarded(run_id, run):
             state = self._advance(run_id, run)
+            self._adopt_made(run, state)
             behind = self._behind_seconds(run_id, run)
             look = state.look(self._clock() - int(behind * 1e9), behind, defers=True)
+            self._make_deferred(run, state)
             outcome = run.outcome
             thinning = state.thinning_to_ask(self.shedding.wish(run_id))
 

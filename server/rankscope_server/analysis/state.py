@@ -25,6 +25,7 @@ from rankscope_server.observe.last_lines import why_of
 from rankscope_server.observe.line_table import LAUNCHER
 from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.sample_table import KINDS, SampleTable
+from rankscope_server.replay.replay_table import Deferred
 from rankscope_server.verdict.answers import Answer, Look, Verdict
 from rankscope_server.verdict.cost import Cost, cost_of
 from rankscope_server.verdict.coverage import (
@@ -51,6 +52,14 @@ class ThinningAsked:
     # to keep their budget; as the server is behind, or in time again
     cause: Literal["budget", "behind", "in time"]
     behind_seconds: float = 0.0  # 0: not known
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """What a look of an attempt deferred."""
+
+    attempt: int
+    what: Deferred
 
 
 class RunState:
@@ -106,7 +115,8 @@ class RunState:
         """Return what is known at `now_ns`, wall clock of the server.
 
         `behind_seconds` is how long ago that is, where the server does not keep up. One that
-        `defers` leaves what takes a second to `catch_up`, and has of that what was known before.
+        `defers` leaves what takes a second to who takes `deferred`, and has of that what was known
+        before.
         """
         for attempt in self._attempts.values():
             attempt.replays.defers = defers and not _is_over(attempt)
@@ -144,10 +154,26 @@ class RunState:
             places=dict(newest.stages.places) if newest is not None else {},
         )
 
-    def catch_up(self) -> None:
-        """Do what the last look deferred: the next one sees it."""
-        for attempt in self._attempts.values():
-            attempt.is_news |= attempt.replays.catch_up()
+    def deferred(self) -> list[Work]:
+        """Return what the last look deferred, to be made in any thread and handed to `adopt`."""
+        return [
+            Work(number, what)
+            for number, attempt in self._attempts.items()
+            for what in attempt.replays.take_deferred()
+        ]
+
+    def adopt(self, work: Work, made: object) -> None:
+        """Take what was made of what a look deferred: the next one sees it."""
+        attempt = self._attempts.get(work.attempt)
+        if attempt is not None:
+            attempt.replays.adopt(work.what, made)
+            attempt.is_news = True
+
+    def give_up(self, work: Work) -> None:
+        """Take note that it could not be made."""
+        attempt = self._attempts.get(work.attempt)
+        if attempt is not None:
+            attempt.replays.give_up(work.what)
 
     def thinning_to_ask(self, wish: Wish | None) -> ThinningAsked | None:
         """Return the level of thinning to ask all ranks for, None where there is nothing to.

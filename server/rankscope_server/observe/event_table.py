@@ -11,6 +11,7 @@ that end earliest are dropped, up to half of all: what is asked for are the newe
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -84,6 +85,7 @@ class EventTable:
         self._words: dict[str, dict[str, int]] = {name: {} for name in _WORDS}
         self._rows_of_step: dict[int, Array] = {}  # by block of steps
         self._seen: dict[int, Array] = {}  # block -> ranks x steps: is there a row
+        self._numbering = threading.Lock()  # of words: snapshots are read in other threads
 
     def __getstate__(self) -> dict[str, Any]:
         """Join the bytes of chunks: a block of them is the same as long as all are held."""
@@ -96,7 +98,9 @@ class EventTable:
             )
             for block in blocks
         ]
-        return self.__dict__ | {"_held": joined}
+        state = self.__dict__ | {"_held": joined}
+        del state["_numbering"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         held: list[_Held] = []
@@ -105,7 +109,7 @@ class EventTable:
             for num_bytes, *rest in rows:
                 held.append(_Held(bytes(data[at : at + num_bytes]), *rest))
                 at += num_bytes
-        self.__dict__.update(state | {"_held": held})
+        self.__dict__.update(state | {"_held": held, "_numbering": threading.Lock()})
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -174,6 +178,14 @@ class EventTable:
         self._rows_of_step = counts
 
     # --- reading -----------------------------------------------------------------------------
+
+    def snapshot(self) -> EventTable:
+        """Return a table from which the same rows can be selected, whatever comes to this one."""
+        found = EventTable.__new__(EventTable)
+        found.__dict__.update(
+            self.__dict__ | {"_held": list(self._held), "_rows_of_step": {}, "_seen": {}}
+        )
+        return found
 
     def count(self, steps: Array) -> int:
         """Return how many rows some steps have; it changes when one more comes."""
@@ -246,7 +258,8 @@ class EventTable:
         """Return the numbers of the words of a column."""
         coded, known = Words.of(column), self._words[name]
         most = _MAX_WORDS[name]
-        numbers = [known.setdefault(word, min(len(known), most)) for word in coded.words]
+        with self._numbering:
+            numbers = [known.setdefault(word, min(len(known), most)) for word in coded.words]
         found: Array = np.array(numbers, _TYPES[name])[coded.codes]
         return found
 

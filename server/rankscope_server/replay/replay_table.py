@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,11 +30,47 @@ _LARGE_ROWS = 300_000  # of a block: to go through it takes a fifth of a second
 _RARELY_SECONDS, _MOST_BLOCKS = 60.0, 16
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some steps of a step table, apart from it: the table may change meanwhile."""
+
+    numbers: Array
+    ranks: list[int]
+    started_ms: Array  # ranks x steps, as the next two
+    duration_ms: Array
+    blocked_ms: Array
+    has_thinned: bool  # there are steps in the table that no rank recorded whole
+
+    @classmethod
+    def of(cls, steps: StepTable, columns: Array) -> Block:
+        """Take some columns of a table."""
+        started, duration = (
+            np.asarray(steps.get(name)[:, columns], np.float64)
+            for name in ("started_ms", "duration")
+        )
+        return cls(
+            steps.steps[columns], list(steps.ranks), started, duration,
+            steps.get("blocked")[:, columns], bool(steps.thinned().any()),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """What is to be made of a block of steps, in any thread: it rests on nothing that changes."""
+
+    kind: str
+    numbers: Array
+    also: Hashable
+    num_rows: int
+    make: Callable[[], Any]
+
+
 class ReplayTable:
     """What was recorded of operations, and replays made of it.
 
     Where it `defers`, what a large block of steps would cost a look, a second of it, waits for
-    `catch_up`; until then a look has what was made of the block before.
+    whoever makes what `take_deferred` returns; until then a look has what was made of the block
+    before.
     """
 
     def __init__(self) -> None:
@@ -42,10 +79,11 @@ class ReplayTable:
         # what was made, by what it rests on, and of how many rows
         self._kept: dict[tuple[str, bytes, Hashable], tuple[int, Any]] = {}
         self._latest: dict[str, Array] = {}  # of each kind the steps of its newest block
-        self._waiting: dict[str, Callable[[], object]] = {}
+        self._waiting: dict[str, Deferred] = {}
+        self._under_way: set[str] = set()  # kinds
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": {}, "_latest": {}, "_waiting": {}}
+        return self.__dict__ | {"_kept": {}, "_latest": {}, "_waiting": {}, "_under_way": set()}
 
     def newest(
         self,
@@ -64,21 +102,21 @@ class ReplayTable:
         stop = steps.num_steps - total % self.paced(stride, policy.replay_steps, steps)
         begin = begin_of(steps, stop, policy.replay_steps)
 
-        def make(columns: Array) -> tuple[Replay, list[Program]] | str:
-            return self._tried(columns, steps, ranks, groups, policy)
+        def prepare(columns: Array) -> Callable[[], tuple[Replay, list[Program]] | str]:
+            return self._to_make(columns, steps, ranks, groups, policy)
 
         columns = usable_columns(steps, begin, stop, policy)
-        _, found = self.latest("replay", columns, steps, tuple(steps.ranks), make)
+        _, found = self.latest("replay", columns, steps, tuple(steps.ranks), prepare)
         return _made(found)
 
     def latest(
         self, kind: str, columns: Array, steps: StepTable, also: Hashable,
-        make: Callable[[Array], T],
+        prepare: Callable[[Array], Callable[[], T]],
     ) -> tuple[Array, T]:  # fmt: skip
         """Return the columns of the step table that were read, and what was made of them.
 
-        These columns, or the ones of the call before while they wait for `catch_up`. `also` is what
-        else it rests on.
+        These columns, or the ones of the call before while they are deferred. `prepare` returns
+        what makes it, without the tables. `also` is what else it rests on.
         """
         numbers, before = steps.steps[columns], self._latest.get(kind)
         key, num_rows = (kind, numbers.tobytes(), also), self.events.count(numbers)
@@ -87,15 +125,12 @@ class ReplayTable:
             known = self._kept.get((kind, before.tobytes(), also))
             places = np.searchsorted(steps.steps, before)
             if known is not None and np.isin(before, steps.steps).all():
-
-                def later() -> None:
-                    self.made_of(kind, numbers, also, partial(make, columns))
-                    self._latest[kind] = numbers
-
-                self._waiting[kind] = later
+                if kind not in self._under_way:
+                    make = prepare(columns)
+                    self._waiting[kind] = Deferred(kind, numbers, also, num_rows, make)
                 return places, known[1]
         self._latest[kind] = numbers
-        return columns, self.made_of(kind, numbers, also, partial(make, columns))
+        return columns, self.made_of(kind, numbers, also, lambda: prepare(columns)())
 
     def made_of(self, kind: str, numbers: Array, also: Hashable, make: Callable[[], T]) -> T:
         """Return what was made of steps, anew where they have more rows since then.
@@ -106,18 +141,30 @@ class ReplayTable:
         known = self._kept.pop(key, None)
         if known is None or known[0] < num_rows:
             known = num_rows, make()
-        self._kept[key] = known
-        while len(self._kept) > _KEPT:
-            self._kept.pop(next(iter(self._kept)))
+        self._keep(key, known)
         made: T = known[1]
         return made
 
-    def catch_up(self) -> bool:
-        """Make what waits, before the tables change; return whether there was any."""
+    def _keep(self, key: tuple[str, bytes, Hashable], known: tuple[int, Any]) -> None:
+        self._kept[key] = known
+        while len(self._kept) > _KEPT:
+            self._kept.pop(next(iter(self._kept)))
+
+    def take_deferred(self) -> list[Deferred]:
+        """Return what is to be made now, once; it is handed back to `adopt`."""
         waiting, self._waiting = self._waiting, {}
-        for make in waiting.values():
-            make()
-        return bool(waiting)
+        self._under_way.update(waiting)
+        return list(waiting.values())
+
+    def adopt(self, what: Deferred, made: object) -> None:
+        """Take what was made: the next look sees it."""
+        self._under_way.discard(what.kind)
+        self._keep((what.kind, what.numbers.tobytes(), what.also), (what.num_rows, made))
+        self._latest[what.kind] = what.numbers
+
+    def give_up(self, what: Deferred) -> None:
+        """Forget what could not be made: a later look asks for it again."""
+        self._under_way.discard(what.kind)
 
     def paced(self, stride: int, size: int, steps: StepTable) -> int:
         """Return after how many steps to look at `size` steps again; rarer where they are large."""
@@ -141,73 +188,79 @@ class ReplayTable:
     ) -> tuple[Replay, list[Program]]:
         """Return the replay of some columns of the step table. Raises NoReplay."""
         numbers = steps.steps[columns]
-
-        def make() -> tuple[Replay, list[Program]] | str:
-            return self._tried(columns, steps, ranks, groups, policy)
-
+        make = self._to_make(columns, steps, ranks, groups, policy)
         return _made(self.made_of("replay", numbers, tuple(steps.ranks), make))
 
-    def _tried(
+    def _to_make(
         self,
         columns: Array,
         steps: StepTable,
-        registered: Mapping[int, RankRegistered],
+        ranks: Mapping[int, RankRegistered],
         groups: Mapping[tuple[int, str], tuple[int, ...]],
         policy: Policy,
-    ) -> tuple[Replay, list[Program]] | str:
-        """Return a replay, or why there is none: an exception would keep all it was found in."""
-        try:
-            return self._make(columns, steps, registered, groups, policy)
-        except NoReplay as error:
-            return str(error)
+    ) -> Callable[[], tuple[Replay, list[Program]] | str]:
+        """Return what makes a replay, or why there is none, of what is known now."""
+        block, events = Block.of(steps, columns), self.events.snapshot()
+        return partial(_tried, block, events, dict(ranks), dict(groups), policy)
 
-    def _make(
-        self,
-        columns: Array,
-        steps: StepTable,
-        registered: Mapping[int, RankRegistered],
-        groups: Mapping[tuple[int, str], tuple[int, ...]],
-        policy: Policy,
-    ) -> tuple[Replay, list[Program]]:
-        if not self.events.num_rows:
-            raise NoReplay("no collectives are recorded")
-        if any("nccl" in known.backend for known in registered.values()):
-            raise NoReplay("on NCCL the host does not say when a rank waits")
-        if len(columns) < policy.replay_min_steps:
-            which = " that are whole on all ranks" if steps.thinned().any() else ""
-            raise NoReplay(f"needs {policy.replay_min_steps} steps{which}, has {len(columns)}")
-        numbers = steps.steps[columns]
-        rows = self.events.select(numbers)
-        started, duration = (
-            np.asarray(steps.get(name)[:, columns], np.float64)
-            for name in ("started_ms", "duration")
-        )
-        ranks = steps.ranks
-        said = [max(0, registered[r].stage) if r in registered else 0 for r in ranks]
-        # A rank that owns several stages says one of them: only their order counts.
-        stage = np.unique(said, return_inverse=True)[1]
-        words, operations = self.events.words("group"), self.events.words("operation")
-        programs = programs_of(rows, operations, ranks, numbers, started, duration, stage)
-        _check_waits(programs, steps.get("blocked")[:, columns], policy)
-        defined = {word: members for (_, word), members in groups.items()}
-        members = {
-            (rank, number): known
-            for number, word in enumerate(words)
-            for rank in ranks
-            # A rank whose own word of the group is missing is in the one that counts it.
-            if (known := groups.get((rank, word), defined.get(word))) and rank in known
-        }
-        replay, programs = replay_of_programs(
-            programs,
-            ranks=ranks,
-            steps=numbers,
-            stage=stage,
-            step_ms=median(duration, 0),
-            operations=operations,
-            members=members,
-        )
-        _check(replay, policy)
-        return replay, programs
+
+def _tried(
+    block: Block,
+    events: EventTable,
+    registered: Mapping[int, RankRegistered],
+    groups: Mapping[tuple[int, str], tuple[int, ...]],
+    policy: Policy,
+) -> tuple[Replay, list[Program]] | str:
+    """Return a replay, or why there is none: an exception would keep all it was found in."""
+    try:
+        return _make(block, events, registered, groups, policy)
+    except NoReplay as error:
+        return str(error)
+
+
+def _make(
+    block: Block,
+    events: EventTable,
+    registered: Mapping[int, RankRegistered],
+    groups: Mapping[tuple[int, str], tuple[int, ...]],
+    policy: Policy,
+) -> tuple[Replay, list[Program]]:
+    if not events.num_rows:
+        raise NoReplay("no collectives are recorded")
+    if any("nccl" in known.backend for known in registered.values()):
+        raise NoReplay("on NCCL the host does not say when a rank waits")
+    if len(block.numbers) < policy.replay_min_steps:
+        which = " that are whole on all ranks" if block.has_thinned else ""
+        raise NoReplay(f"needs {policy.replay_min_steps} steps{which}, has {len(block.numbers)}")
+    ranks, numbers = block.ranks, block.numbers
+    rows = events.select(numbers)
+    said = [max(0, registered[r].stage) if r in registered else 0 for r in ranks]
+    # A rank that owns several stages says one of them: only their order counts.
+    stage = np.unique(said, return_inverse=True)[1]
+    words, operations = events.words("group"), events.words("operation")
+    programs = programs_of(
+        rows, operations, ranks, numbers, block.started_ms, block.duration_ms, stage
+    )
+    _check_waits(programs, block.blocked_ms, policy)
+    defined = {word: members for (_, word), members in groups.items()}
+    members = {
+        (rank, number): known
+        for number, word in enumerate(words)
+        for rank in ranks
+        # A rank whose own word of the group is missing is in the one that counts it.
+        if (known := groups.get((rank, word), defined.get(word))) and rank in known
+    }
+    replay, programs = replay_of_programs(
+        programs,
+        ranks=ranks,
+        steps=numbers,
+        stage=stage,
+        step_ms=median(block.duration_ms, 0),
+        operations=operations,
+        members=members,
+    )
+    _check(replay, policy)
+    return replay, programs
 
 
 def _made(found: tuple[Replay, list[Program]] | str) -> tuple[Replay, list[Program]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from rankscope_server.findings.text import capital, percent_text, ranks_text, ti
 from rankscope_server.observe.components import Slow, locate, slow_groups
 from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.episodes import turning_point
+from rankscope_server.observe.event_table import EventTable
 from rankscope_server.observe.rank_cost import clipped_mean, step_times
 from rankscope_server.observe.transfers import (
     Path,
@@ -35,6 +37,8 @@ from rankscope_server.observe.transfers import (
 )
 from rankscope_server.replay.replay_table import begin_of, usable_columns
 
+# The members of each path, and the ms of its transfers.
+_Measured: TypeAlias = tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]]
 _WALK = 4  # blocks, as far as a straggler's onset is walked back
 _SURE_F1 = 0.95
 _MAX_SHOWN = 6
@@ -116,23 +120,27 @@ def _columns(window: Window) -> Array:
     return usable_columns(steps, begin_of(steps, stop, size), stop, window.policy)
 
 
-def _measured(
-    window: Window, columns: Array
-) -> tuple[Array, tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]]]:
+def _measured(window: Window, columns: Array) -> tuple[Array, _Measured]:
     """Return the members of every path, its transfers in some columns, and in which.
 
-    In these, or in those of the look before while these wait (`ReplayTable.latest`).
+    In these, or in those of the look before while these are deferred (`ReplayTable.latest`).
     """
     groups = {name: ranks for (_, name), ranks in window.groups.items()}
 
-    def make(columns: Array) -> tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]]:
-        events, numbers = window.replays.events, window.steps.steps[columns]
-        sizes = {name: len(ranks) for name, ranks in groups.items()}
-        times = transfer_times(events, events.select(numbers), sizes)
-        paths = dict.fromkeys(call.path for call in times)
-        return {path: path if isinstance(path, tuple) else groups[path] for path in paths}, times
+    def prepare(columns: Array) -> Callable[[], _Measured]:
+        events = window.replays.events.snapshot()
+        return partial(_transfers, events, window.steps.steps[columns], groups)
 
-    return window.replays.latest("transfers", columns, window.steps, len(window.groups), make)
+    return window.replays.latest("transfers", columns, window.steps, len(window.groups), prepare)
+
+
+def _transfers(
+    events: EventTable, numbers: Array, groups: Mapping[str, tuple[int, ...]]
+) -> _Measured:
+    sizes = {name: len(ranks) for name, ranks in groups.items()}
+    times = transfer_times(events, events.select(numbers), sizes)
+    paths = dict.fromkeys(call.path for call in times)
+    return {path: path if isinstance(path, tuple) else groups[path] for path in paths}, times
 
 
 def _located(
