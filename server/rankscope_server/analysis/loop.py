@@ -322,6 +322,7 @@ class AnalysisLoop:
             is_behind = self._intake.own_delay_seconds() > BEHIND_SECONDS
             most = _MAX_PAUSE_BEHIND_SECONDS if is_behind else _MAX_PAUSE_SECONDS
             due = ended + max(min(4.0 * (ended - began), most), self._settings.look_seconds)
+            self._keep_due()
         self._keep_all()
 
     def _make_deferred(self, run: LiveRun, state: RunState) -> None:
@@ -439,7 +440,7 @@ class AnalysisLoop:
                     return dataclasses.replace(stored, changed=stored.changed | {"commands"})
                 return stored
 
-            stored = self._writer.run(work, lock=of_run(run_id))
+            stored = self._writer.run(work, lock=of_run(run_id), is_urgent=True)
             if stored is None:
                 self.forget(run_id)
                 return
@@ -451,14 +452,19 @@ class AnalysisLoop:
             if stored.changed:
                 self._broker.publish(f"run:{run_id}", stored.changed, None)
                 self._broker.publish("runs", {"runs"}, None)
-            if run.keeper.is_due and look.status not in OVER:
-                self._keep(run_id, run)
 
     def _keep(self, run_id: str, run: LiveRun) -> None:
         if run.state is not None:
             run.keeper.store(
                 run_id, run.state, run.last_batch, self._writer, self._reader, run.check
             )
+
+    def _keep_due(self) -> None:
+        """Store the states of runs of which much is new, while no look is due."""
+        for run_id, run in list(self._runs.items()):
+            if run.keeper.is_due and run.outcome.status not in OVER and not run.is_elsewhere:
+                with self._guarded(run_id, run):
+                    self._keep(run_id, run)
 
     def _keep_all(self) -> None:
         """Store the state of each live run before this process ends: the next one reads on."""

@@ -8,8 +8,9 @@ from time import thread_time
 
 # What stops a job, or which rank slows it down, is said at once; the others build on that.
 URGENT = frozenset({"straggler", "stopped-process", "hang", "desync", "root-cause", "regrouping"})
-# Clocks of many hosts are compared one after the other: to wait would bring all at once.
-PACE_THEMSELVES = frozenset({"clock"})
+# Clocks of many hosts are compared one after the other: to wait would bring all at once. Blocks of
+# steps are chosen as they become whole: later some of their calls are gone.
+PACE_THEMSELVES = frozenset({"clock", "slow-link", "communication", "pipeline"})
 SHARE = 0.005  # of a core that each of the others may use
 LITTLE_SECONDS = 0.01  # a look that takes no longer is no reason to wait
 MOST_SECONDS = 30.0

@@ -174,7 +174,7 @@ class _Sums:
         found.blocked_ns = _whole(self._blocked_ns[place], self._rough_blocked_ns[place])
         if self._max_ns[place] >= 0:
             found.min_ns, found.max_ns = int(self._min_ns[place]), int(self._max_ns[place])
-        found.histogram = self._histograms[place]
+        found.histogram = self._histograms[place].copy()  # it may be kept, the others not
         return found
 
 

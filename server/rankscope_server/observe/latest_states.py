@@ -23,7 +23,7 @@ class LatestStates:
         """Take one state."""
         keep_newest(self._newest, state)
         known = self._furthest.get(state.rank)
-        if known is None or _by_step(state) > _by_step(known):
+        if known is None or _is_further(state, known):
             self._furthest[state.rank] = state
         self._choose(state.rank)
 
@@ -49,8 +49,9 @@ def keep_newest(known: dict[int, _Kept], record: _Kept) -> None:
         known[record.rank] = record  # of two at once the same one wins in every order
 
 
-def _by_step(state: RankState) -> tuple[int, int, str]:
-    return state.step, state.time_ns, repr(state)
+def _is_further(state: RankState, known: RankState) -> bool:
+    place, before = (state.step, state.time_ns), (known.step, known.time_ns)
+    return place > before or (place == before and repr(state) > repr(known))
 
 
 def _is_beyond(state: RankState, other: RankState) -> bool:
@@ -58,6 +59,8 @@ def _is_beyond(state: RankState, other: RankState) -> bool:
 
     A script may number its steps anew; it comes to more collectives all the same.
     """
+    if state.step <= other.step:
+        return False
     issued = {group.group: group.issued for group in other.groups}
     more = [group.issued - issued[group.group] for group in state.groups if group.group in issued]
-    return state.step > other.step and bool(more) and min(more) >= 0 and max(more) > 0
+    return bool(more) and min(more) >= 0 and max(more) > 0

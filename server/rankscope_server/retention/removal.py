@@ -42,7 +42,7 @@ def remove_raw(unit: Unit, run_id: str, kind: RawKind, part: Part, cut: Cut, mos
 
 def remove_of_run(unit: Unit, run_id: str, part: Part, most: int) -> Size:
     """Remove at most so many rows of a deleted run from one table; return what went."""
-    unit.tiles.forget(run_id)
+    unit.forget(run_id)
     size = _remove(unit.connection, part, part.of_run(run_id), most)
     table = tables.deletion
     unit.connection.execute(

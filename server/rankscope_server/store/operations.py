@@ -7,7 +7,7 @@ read from them is at most 9 % above the true one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import sqlalchemy as sa
@@ -19,18 +19,29 @@ from rankscope_server.ingest.operations import (
     sum_collectives,
 )
 from rankscope_server.store import tables
+from rankscope_server.store.committed import Committed
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.packing import pack_array, unpack_array
 
 _ROWS = 200  # of one question: SQLite bounds the number of parameters
+_BYTES_PER_SUM = 3_000  # a histogram and the rest
+SumKey: TypeAlias = tuple[str, int, OperationKey]  # run, attempt
+CommittedSums: TypeAlias = Committed[SumKey, OperationSum]
+
+
+def committed_sums(most_bytes: int = 8 << 20) -> CommittedSums:
+    """Return room for the newest sums."""
+    return Committed(lambda known: _BYTES_PER_SUM, most_bytes)
 
 
 class OperationWriter:
     """Collects collectives for one transaction."""
 
-    def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sa.Connection, committed: CommittedSums | None = None) -> None:
+        """`committed` is None where other processes may write sums, too."""
+        self._connection, self._committed = connection, committed
         self._chunks: dict[tuple[str, int], list[CallDurations]] = {}
+        self._written: dict[SumKey, OperationSum] = {}
 
     def add(self, run_id: str, attempt: int, chunk: CallDurations) -> None:
         """Take one chunk."""
@@ -41,8 +52,9 @@ class OperationWriter:
         rows = []
         for (run_id, attempt), chunks in self._chunks.items():
             sums = sum_collectives(chunks)
-            for key, stored in self._stored(run_id, attempt, list(sums)):
+            for key, stored in self._known(run_id, attempt, list(sums)):
                 sums[key].add(stored)
+            self._written |= {(run_id, attempt, key): value for key, value in sums.items()}
             rows += [
                 {
                     "run_id": run_id, "attempt": attempt, **key._asdict(), "count": value.count,
@@ -55,6 +67,30 @@ class OperationWriter:
         names = ("count", "open", "sum_ns", "min_ns", "max_ns", "blocked_ns", "histogram")
         upsert(self._connection, tables.op_rollup, rows, names)
         self._chunks.clear()
+
+    def forget(self, run_id: str) -> None:
+        """Forget what is known of a run that is deleted."""
+        if self._committed is not None:
+            self._committed.forget(run_id)
+
+    def committed(self) -> None:
+        """Take note that what `flush` wrote is in the store."""
+        if self._committed is not None:
+            self._committed.put(self._written)
+
+    def _known(
+        self, run_id: str, attempt: int, keys: list[OperationKey]
+    ) -> Iterator[tuple[OperationKey, OperationSum]]:
+        """Yield the sums that are stored, of memory where they are there."""
+        unknown = []
+        for key in keys:
+            place = (run_id, attempt, key)
+            known = None if self._committed is None else self._committed.take(place)
+            if known is not None:
+                yield key, known
+            else:
+                unknown.append(key)
+        yield from self._stored(run_id, attempt, unknown)
 
     def _stored(
         self, run_id: str, attempt: int, keys: list[OperationKey]

@@ -10,10 +10,9 @@ process writes, the newest ones stay in memory as they were committed: they are 
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import sqlalchemy as sa
@@ -22,6 +21,7 @@ from rankscope.wire.arrays import distinct
 from rankscope.wire.chunk import Column
 from rankscope_server.ingest.step_metrics import BLOCK_STEPS, FLOAT_METRICS, STARTED, Array
 from rankscope_server.store import tables
+from rankscope_server.store.committed import Committed
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.packing import pack_array, unpack_array
 
@@ -56,42 +56,12 @@ class _Cells:
     values: Mapping[str, Array]
 
 
-class CommittedTiles:
-    """The newest tiles as they are in the store, of one writer that no other process writes beside.
-
-    A transaction takes out what it changes and puts it back once it is committed: of one that
-    fails nothing is kept.
-    """
-
-    def __init__(self, most_bytes: int = 32 << 20) -> None:
-        self._most_bytes = most_bytes
-        self._tiles: OrderedDict[TileKey, dict[str, Array]] = OrderedDict()
-        self._num_bytes = 0
-
-    def take(self, key: TileKey) -> dict[str, Array] | None:
-        """Return the metrics of a tile and forget it; None where it is not known."""
-        found = self._tiles.pop(key, None)
-        if found is not None:
-            self._num_bytes -= _bytes_of(found)
-        return found
-
-    def put(self, tiles: Mapping[TileKey, dict[str, Array]]) -> None:
-        """Keep tiles that were committed; of too many the oldest go."""
-        for key, known in tiles.items():
-            self.take(key)
-            self._tiles[key] = known
-            self._num_bytes += _bytes_of(known)
-        while self._num_bytes > self._most_bytes:
-            self.take(next(iter(self._tiles)))
-
-    def forget(self, run_id: str) -> None:
-        """Forget the tiles of a run that is deleted."""
-        for key in [key for key in self._tiles if key[0] == run_id]:
-            self.take(key)
+CommittedTiles: TypeAlias = Committed[TileKey, dict[str, Array]]
 
 
-def _bytes_of(known: Mapping[str, Array]) -> int:
-    return sum(tile.nbytes for tile in known.values())
+def committed_tiles(most_bytes: int = 32 << 20) -> CommittedTiles:
+    """Return room for the newest tiles."""
+    return Committed(lambda known: sum(tile.nbytes for tile in known.values()), most_bytes)
 
 
 class TileWriter:

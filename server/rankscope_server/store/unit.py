@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from rankscope_server.store.lines import LineWriter
-from rankscope_server.store.operations import OperationWriter
+from rankscope_server.store.operations import CommittedSums, OperationWriter
 from rankscope_server.store.runs import RunRows
 from rankscope_server.store.tiles import CommittedTiles, TileWriter
 
@@ -27,12 +27,13 @@ class Unit:
         self,
         connection: sa.Connection,
         clock: Callable[[], int] = time.time_ns,
-        committed_tiles: CommittedTiles | None = None,
+        tiles: CommittedTiles | None = None,
+        sums: CommittedSums | None = None,
     ) -> None:
         self.connection = connection
         self.now_ns = clock()
-        self.tiles = TileWriter(connection, committed_tiles)
-        self.operations = OperationWriter(connection)
+        self.tiles = TileWriter(connection, tiles)
+        self.operations = OperationWriter(connection, sums)
         self.lines = LineWriter(connection)
         self._runs: dict[str, RunRows] = {}
         self._read: dict[Hashable, Any] = {}
@@ -66,3 +67,9 @@ class Unit:
     def committed(self) -> None:
         """Take note that all of it is in the store."""
         self.tiles.committed()
+        self.operations.committed()
+
+    def forget(self, run_id: str) -> None:
+        """Forget what memory holds of a run that is deleted."""
+        self.tiles.forget(run_id)
+        self.operations.forget(run_id)

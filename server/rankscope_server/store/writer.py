@@ -24,7 +24,8 @@ from rankscope_server.store.disk import Disk
 from rankscope_server.store.engine import StoreUnavailableError, explain, is_rolled_back
 from rankscope_server.store.leases import LeaseLostError
 from rankscope_server.store.locks import take_locks
-from rankscope_server.store.tiles import CommittedTiles
+from rankscope_server.store.operations import committed_sums
+from rankscope_server.store.tiles import committed_tiles
 from rankscope_server.store.unit import Unit
 
 _PAUSE_PER_SECOND = 4.0  # of a commit: the writer is busy a fifth of the time at most
@@ -64,7 +65,9 @@ class Writer:
         self._refusal, self._refusal_logged = "", 0.0
         self._group_size = max(1, group_size)
         # an embedded store has no other writer
-        self._tiles = CommittedTiles() if engine.dialect.name == "sqlite" else None
+        is_alone = engine.dialect.name == "sqlite"
+        self._tiles = committed_tiles() if is_alone else None
+        self._sums = committed_sums() if is_alone else None
         self._free_at = 0.0  # until then jobs wait for each other, unless a group is full
         self._waiting, self._numbers = waiting, itertools.count()
         self._queue: queue.PriorityQueue[tuple[int, int, Job[Any] | None]] = queue.PriorityQueue()
@@ -123,9 +126,12 @@ class Writer:
         self._queue.put((_URGENT if is_urgent else _BULK, next(self._numbers), job))
         return job.future
 
-    def run(self, work: Callable[[Unit], T], *, frees_space: bool = False, lock: str = "") -> T:
+    def run(
+        self, work: Callable[[Unit], T], *, frees_space: bool = False, lock: str = "",
+        is_urgent: bool = False,
+    ) -> T:  # fmt: skip
         """Do work in a transaction and wait for its commit. Raises what the work raises."""
-        return self.submit(work, frees_space=frees_space, lock=lock).result()
+        return self.submit(work, frees_space=frees_space, lock=lock, is_urgent=is_urgent).result()
 
     def close(self, timeout_seconds: float = 3.0) -> None:
         """Finish what was queued, then stop."""
@@ -184,7 +190,7 @@ class Writer:
     def _transaction(self, group: list[Job[Any]]) -> list[Any]:
         with self._engine.begin() as connection:
             take_locks(connection, frozenset().union(*(job.locks for job in group)))
-            unit = Unit(connection, committed_tiles=self._tiles)
+            unit = Unit(connection, tiles=self._tiles, sums=self._sums)
             for job in group:
                 if job.announce is not None:
                     job.announce(unit)
