@@ -196,6 +196,16 @@ class EventTable:
             if block in self._rows_of_step
         )
 
+    def most_rows(self, steps: Array) -> int:
+        """Return how many rows the largest of some steps has."""
+        blocks, places = divmod(steps, _BLOCK)
+        found = [
+            self._rows_of_step[block][places[blocks == block]].max()
+            for block in distinct(blocks).tolist()
+            if block in self._rows_of_step
+        ]
+        return int(max(found, default=0))
+
     def is_seen(self, rank: int, steps: Array) -> Array:
         """Return of which of some steps, from `first_step` on, a rank has a row."""
         found = np.zeros(len(steps), bool)

@@ -25,6 +25,7 @@ from rankscope_server.replay.replay import Replay
 T = TypeVar("T")
 _KEPT = 4
 _LARGE_ROWS = 300_000  # of a block: to go through it takes a fifth of a second
+_MOST_ROWS = 800_000  # memory for 100 MB of them, for a moment
 # So that is done once in so many seconds, or in so many blocks where steps are quick; at first
 # after each doubling, so that something is known soon.
 _RARELY_SECONDS, _MOST_BLOCKS = 60.0, 16
@@ -97,10 +98,10 @@ class ReplayTable:
         A new one is made when half a block is new, at first more often, and of large blocks rarer
         (`paced`). Raises NoReplay.
         """
-        total = steps.num_steps + steps.dropped_steps
-        stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 16)
-        stop = steps.num_steps - total % self.paced(stride, policy.replay_steps, steps)
-        begin = begin_of(steps, stop, policy.replay_steps)
+        total, size = steps.num_steps + steps.dropped_steps, self.block_size(steps, policy)
+        stride = size // (2 if total > size // 2 else 16)
+        stop = steps.num_steps - total % self.paced(max(stride, 1), size, steps)
+        begin = begin_of(steps, stop, size)
 
         def prepare(columns: Array) -> Callable[[], tuple[Replay, list[Program]] | str]:
             return self._to_make(columns, steps, ranks, groups, policy)
@@ -165,6 +166,14 @@ class ReplayTable:
     def give_up(self, what: Deferred) -> None:
         """Forget what could not be made: a later look asks for it again."""
         self._under_way.discard(what.kind)
+
+    def block_size(self, steps: StepTable, policy: Policy) -> int:
+        """Return of how many steps a replay is made: of fewer where they are large."""
+        size = policy.replay_steps
+        a_step = self.events.most_rows(steps.steps[-size:])
+        while size * a_step > _MOST_ROWS and size // 2 >= policy.replay_min_steps:
+            size //= 2
+        return size
 
     def paced(self, stride: int, size: int, steps: StepTable) -> int:
         """Return after how many steps to look at `size` steps again; rarer where they are large."""

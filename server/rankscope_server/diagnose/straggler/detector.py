@@ -475,13 +475,10 @@ def replayed(
     the ranks of their hosts would work as long as before: 1 / `near_change` times.
     """
     policy, table = window.policy, window.steps
-    stride = policy.replay_steps // 2
-    stop = columns.stop
-    if (
-        begin_of(table, stop, policy.replay_steps) > columns.start
-    ):  # else every look would need another replay
-        stop -= (stop + table.dropped_steps) % stride
-    begin = max(columns.start, begin_of(table, stop, policy.replay_steps))
+    size, stop = window.replays.block_size(table, policy), columns.stop
+    if begin_of(table, stop, size) > columns.start:  # else every look would need another replay
+        stop -= (stop + table.dropped_steps) % (size // 2)
+    begin = max(columns.start, begin_of(table, stop, size))
     chosen = usable_columns(table, begin, stop, policy)
     try:
         replay, _ = window.replays.of(chosen, table, window.ranks, window.groups, policy)
