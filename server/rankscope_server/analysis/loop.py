@@ -54,7 +54,7 @@ _MANY_EVENTS = 200_000
 MAX_WAITING_BYTES = 256 << 20
 _BATCHES_AT_ONCE = 64  # go to the tables: the chunks of several are decoded in half of the time
 FAILURE_LOG_SECONDS = 60.0
-_MAX_PAUSE_SECONDS, _MAX_PAUSE_BEHIND_SECONDS = 2.0, 10.0
+_MAX_PAUSE_SECONDS, _MAX_PAUSE_BEHIND_SECONDS = 1.25, 10.0
 _DECIDE_SECONDS = 1.0
 # Of the time since the last news: how late a look may find that there are none.
 _QUIET_SHARE, _MAX_QUIET_PAUSE_SECONDS = 0.1, 30.0

@@ -194,7 +194,7 @@ class ClockTable:
         if len(hosts) > _FEW_HOSTS or self._is_paced:
             every_ns = self._every_ns() * (1 + len(hosts) // _HOSTS_PER_INTERVAL)
             if newest_ns - oldest_ns < 2 * every_ns:
-                every_ns //= _SOON_ON_A_HOST if self._is_paced else _SOON
+                every_ns //= self._soon()
             cut_ns = self._cut(newest_ns, every_ns)
             if cut_ns > oldest_ns:
                 self._cut_ns, lag_ns = cut_ns, newest_ns - cut_ns
@@ -205,6 +205,12 @@ class ClockTable:
                                   drift_ratio)  # fmt: skip
             self._estimate = (key, clocks)
         return self._estimate[1].wider(drift_ratio * lag_ns)
+
+    def _soon(self) -> int:
+        """Return how many times as often the first estimates are made."""
+        if not self._is_paced:
+            return _SOON
+        return _SOON_ON_A_HOST if self.num_tables <= _TABLES_PER_INTERVAL else 1
 
     def _every_ns(self) -> int:
         return _EVERY_NS * (1 + self.num_tables // _TABLES_PER_INTERVAL)
