@@ -58,12 +58,19 @@ def rolling_median(values: Array, window: int, first_column: int = 0) -> Array:
     result = np.full((rows, columns - first_column), np.nan, values.dtype)
     padded = np.concatenate([np.full((rows, window - 1), np.nan, values.dtype), values], axis=1)
     windows = sliding_window_view(padded, window, axis=1)
+    counts = np.pad(np.cumsum(~np.isnan(padded), axis=1, dtype=np.int32), ((0, 0), (1, 0)))
+    known = counts[:, window:] - counts[:, :-window]
     width = max(1, _BLOCK_CELLS // max(1, rows * window))
     for begin in range(first_column, columns, width):
-        block = windows[:, begin : begin + width]
-        enough = np.sum(~np.isnan(block), axis=2) * 2 >= window
-        at = begin - first_column
-        result[:, at : at + width] = np.where(enough, median(block), np.nan)
+        part = slice(begin, min(begin + width, columns))
+        ordered, num = np.sort(windows[:, part], axis=2), known[:, part]  # NaN go last
+        if (num == window).all():  # the usual case
+            low, high = ordered[..., (window - 1) // 2], ordered[..., window // 2]
+            found = (low + high) / 2
+        else:
+            found = np.squeeze(_middles(ordered, num[..., None], 2), 2)
+            found[num * 2 < window] = np.nan
+        result[:, part.start - first_column : part.stop - first_column] = found
     return result
 
 
