@@ -29,6 +29,7 @@ from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
 from rankscope_server.certificate import RENEW_SECONDS, Certificate
 from rankscope_server.connections import allow_many_connections, protocol
+from rankscope_server.memory import share_arenas
 from rankscope_server.settings import (
     SETTINGS,
     Configuration,
@@ -111,6 +112,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
     except (OSError, StoreInUseError, StoreVersionError) as error:
         return _refuse(str(error), EXIT_CANNOT_START)
     allow_many_connections()
+    share_arenas()  # before there are threads
     app = create_app(settings)
     config = uvicorn.Config(
         app,

@@ -69,8 +69,8 @@ class Deferred:
 class ReplayTable:
     """What was recorded of operations, and replays made of it.
 
-    Where it `defers`, what a large block of steps would cost a look, a second of it, waits for
-    whoever makes what `take_deferred` returns; until then a look has what was made of the block
+    Where it `defers`, what a large block of steps would cost a look, half a second of it, is left
+    to the caller of `take_deferred`; until that is made a look has what was made of the block
     before.
     """
 
