@@ -13,8 +13,8 @@ def share_arenas() -> bool:
     """Let all threads take memory from two heaps; return whether the C library can do that.
 
     glibc gives each thread one of its own, and none of them gives back what the arrays of a look
-    or a batch left: with 1,024 ranks that were 150 to
-    200 MiB of 830. `MALLOC_ARENA_MAX` goes before it.
+    or a batch left: with 1,024 ranks that were 150 to 200 MiB of 830. `MALLOC_ARENA_MAX` goes
+    before it.
     """
     if "MALLOC_ARENA_MAX" in os.environ:
         return False
