@@ -99,7 +99,7 @@ class LiveRun:
     failure: str = ""
     failure_logged: float = 0.0
     keeper: Keeper = field(default_factory=Keeper)
-    making: list[tuple[Work, Future[object]]] = field(default_factory=list)
+    making: list[tuple[RunState, Work, Future[object]]] = field(default_factory=list)
 
     def is_due(self, now: float) -> bool:
         """Return whether a look may find something else; `now` is of the monotonic clock.
@@ -146,7 +146,7 @@ class LiveRun:
     def read_later(self) -> None:
         """Forget what waits and what is known: the store holds both."""
         self.state = None
-        self.making.clear()
+        self.making = []
         self.waiting.clear()
         self.waiting_events = self.waiting_bytes = 0
 
@@ -328,15 +328,27 @@ class AnalysisLoop:
     def _make_deferred(self, run: LiveRun, state: RunState) -> None:
         """Have made what the look deferred, beside this thread; a later look takes it."""
         for work in state.deferred():
-            run.making.append((work, self._makers.submit(work.what.make)))
+            run.making.append((state, work, self._makers.submit(work.what.make)))
 
     @staticmethod
     def _adopt_made(run: LiveRun, state: RunState) -> None:
         """Give a run what was made of what its looks deferred."""
-        for work, future in [one for one in run.making if one[1].done()]:
-            run.making.remove((work, future))
-            state.give_up(work)
-            state.adopt(work, future.result())
+        making, run.making = run.making, []  # of a state that was forgotten nothing stays
+        failures = []
+        for of, work, future in making:
+            if of is not state:
+                continue
+            if not future.done():
+                run.making.append((of, work, future))
+                continue
+            error = future.exception()
+            if error is None:
+                state.adopt(work, future.result())
+            else:
+                state.give_up(work)
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _take_many(self) -> None:
         """Give what waits of runs that send much to their tables."""

@@ -100,7 +100,7 @@ class ReplayTable:
         """
         total, size = steps.num_steps + steps.dropped_steps, self.block_size(steps, policy)
         stride = size // (2 if total > size // 2 else 16)
-        stop = steps.num_steps - total % self.paced(max(stride, 1), size, steps)
+        stop = steps.num_steps - total % self.paced(stride, size, steps)
         begin = begin_of(steps, stop, size)
 
         def prepare(columns: Array) -> Callable[[], tuple[Replay, list[Program]] | str]:
@@ -197,7 +197,10 @@ class ReplayTable:
     ) -> tuple[Replay, list[Program]]:
         """Return the replay of some columns of the step table. Raises NoReplay."""
         numbers = steps.steps[columns]
-        make = self._to_make(columns, steps, ranks, groups, policy)
+
+        def make() -> tuple[Replay, list[Program]] | str:
+            return self._to_make(columns, steps, ranks, groups, policy)()
+
         return _made(self.made_of("replay", numbers, tuple(steps.ranks), make))
 
     def _to_make(
